@@ -1,0 +1,136 @@
+"""The engine: a checkpoint opened once, with its backend, expert cache, tokenizer and template; sessions run on it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from mimo_vk.checkpoint import Checkpoint
+from mimo_vk.chat_format import ChatTemplate
+from mimo_vk.config import Config, GenerationConfig, load_config, load_generation_config
+from mimo_vk.errors import CheckpointError
+from mimo_vk.experts import ExpertCache
+from mimo_vk.formats import F32
+from mimo_vk.model import Model
+from mimo_vk.moe import CachedExperts
+from mimo_vk.ops import Ops
+from mimo_vk.plan import Plan, plan_for
+from mimo_vk.session import Session
+from mimo_vk.settings import Settings
+from mimo_vk.stats import Stats, TimedOps
+from mimo_vk.tokenizer import Tokenizer
+from mimo_vk.weights import load_weights
+
+log = logging.getLogger("mimo_vk")
+LoadProgress = Callable[[str, int, int], None]
+
+
+class Engine:
+    """Weights, backend and text tools of one checkpoint. Open it with ``Engine.open``; close it when done."""
+
+    def __init__(self, settings: Settings, progress: LoadProgress | None = None) -> None:
+        began = time.perf_counter()
+        self.settings = settings
+        self.stats = Stats()
+        self.model_dir = settings.model or shipped_model()
+        self.model_name = self.model_dir.resolve().name
+        self.config, self.warnings = load_config(self.model_dir / "config.json")
+        self.generation = _generation(self.model_dir)
+        self.ctx = min(settings.ctx, self.config.max_position_embeddings)
+        self.chunk = min(settings.chunk, self.ctx)
+        checkpoint = Checkpoint.open(self.model_dir, settings.dirs)
+        self.plan: Plan = plan_for(checkpoint, self.config, settings)
+        weights = load_weights(checkpoint, self.config, settings.dense_bits, progress)
+        self.tokenizer, self.template = _text_tools(self.model_dir)
+        self._ops = make_ops(settings.backend, settings.threads)
+        timed = TimedOps(self._ops, self.stats)
+        self.cache = ExpertCache(
+            weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct
+        )
+        self.model = Model(weights, timed, CachedExperts(timed, self.cache))  # type: ignore[arg-type]
+        self._head = Model(weights, self._ops, self.model.experts)
+        self.backend = self._ops.name
+        self.stats.load_seconds = time.perf_counter() - began
+
+    @classmethod
+    def open(cls, settings: Settings, progress: LoadProgress | None = None) -> Engine:
+        """Open the checkpoint that the settings name (or the shipped one). Errors: CheckpointError, UsageError."""
+        return cls(settings, progress)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end an answer: generation_config.json's, else config.json's."""
+        return frozenset(self.generation.eos_token_ids or self.config.eos_token_ids)
+
+    @property
+    def vocab_limit(self) -> int:
+        """Ids from here on are never sampled: the vocabulary's tail has no text."""
+        size = self.config.vocab_size
+        return min(size, self.tokenizer.size) if self.tokenizer else size
+
+    def session(self) -> Session:
+        """A new, empty session."""
+        return Session(self)
+
+    def head(self, h: F32) -> F32:
+        """Logits of hidden rows, timed as a part of their own."""
+        began = time.perf_counter()
+        logits = self._head.logits(h)
+        self.stats.add("head", time.perf_counter() - began)
+        return logits
+
+    def snapshot_stats(self) -> Stats:
+        """The counters so far, with those of the expert cache."""
+        cache = self.cache.stats
+        self.stats.expert_hits, self.stats.expert_misses = cache.hits, cache.misses
+        self.stats.bytes_read = cache.bytes_read
+        self.stats.parts["disk"] = cache.wait_seconds
+        return self.stats
+
+    def close(self) -> None:
+        """Stop the readers and let go of the cache's memory."""
+        self.cache.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def shipped_model() -> Path:
+    """The small checkpoint that comes with the package."""
+    return Path(str(resources.files("mimo_vk"))) / "demo"
+
+
+def make_ops(backend: str, threads: int) -> Ops:
+    """The CPU backend: "numba", "numpy", or "auto" (numba where it can be imported). All return the same bytes."""
+    if backend != "numpy":
+        try:
+            from cpu_fallback.compiled import CompiledOps
+
+            return CompiledOps(threads)
+        except ImportError as error:
+            if backend == "numba":
+                raise
+            log.warning("numba is not usable here (%s): running on numpy, several times slower", error)
+    from cpu_fallback.reference import ReferenceOps
+
+    return ReferenceOps()
+
+
+def _generation(model_dir: Path) -> GenerationConfig:
+    return load_generation_config(model_dir / "generation_config.json")
+
+
+def _text_tools(model_dir: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """Tokenizer and template, each None where the checkpoint has no such file: ids alone can then be run."""
+    tokenizer = Tokenizer.load(model_dir) if (model_dir / "tokenizer.json").exists() else None
+    try:
+        template = ChatTemplate.load(model_dir)
+    except CheckpointError:
+        template = None
+    return tokenizer, template
