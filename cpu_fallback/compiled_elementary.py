@@ -1,0 +1,102 @@
+"""Compiled twins of ``cpu_fallback/elementary.py``: scalar float32 functions that are inlined into loops.
+
+They hold no branches, only selections, so that LLVM can run them on vectors. Both sides of a selection are computed, so
+both must be harmless. numba widens every integer operation to 64 bits: the int32 around each one narrows it again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cpu_fallback.elementary import (
+    EXP_E2,
+    EXP_E3,
+    EXP_E4,
+    EXP_E5,
+    EXP_E6,
+    EXP_HIGH,
+    EXP_LOW,
+    FRACTION_BITS,
+    FRACTION_WIDTH,
+    HALF,
+    INFINITY,
+    INFINITY_BITS,
+    INT_ONE,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    MAGNITUDE_BITS,
+    NAN,
+    ONE,
+    ONE_BITS,
+    RECIPROCAL_HIGH_BITS,
+    RECIPROCAL_SEED,
+    RSQRT_SEED,
+    SIGN_BIT,
+    SMALLEST_NORMAL_BITS,
+    ZERO,
+)
+from cpu_fallback.jit import jit
+
+
+@jit(inline="always")
+def exp(x):  # type: ignore[no-untyped-def]
+    """e^x as ``elementary.exp``."""
+    inside = (x >= EXP_LOW) & (x <= EXP_HIGH)
+    a = x if inside else ZERO
+    n = np.floor(a * LOG2_E + HALF)
+    r = (a - n * LN2_HIGH) - n * LN2_LOW
+    p = EXP_E6 * r + EXP_E5
+    p = p * r + EXP_E4
+    p = p * r + EXP_E3
+    p = p * r + EXP_E2
+    p = (p * (r * r) + r) + ONE
+    bits = np.int32(np.float32(p).view(np.int32) + np.int32(np.int32(n) << FRACTION_WIDTH))
+    y = np.int32(bits).view(np.float32)
+    below = ZERO if x < EXP_LOW else NAN
+    outside = INFINITY if x > EXP_HIGH else below
+    return y if inside else outside
+
+
+@jit(inline="always")
+def reciprocal(x):  # type: ignore[no-untyped-def]
+    """1/x as ``elementary.reciprocal``."""
+    bits = np.float32(x).view(np.int32)
+    magnitude = np.int32(bits & MAGNITUDE_BITS)
+    m_bits = np.int32((bits & FRACTION_BITS) | ONE_BITS)
+    m = np.int32(m_bits).view(np.float32)
+    y = np.int32(RECIPROCAL_SEED - m_bits).view(np.float32)
+    y = y + y * (ONE - m * y)
+    y = y + y * (ONE - m * y)
+    y = y + y * (ONE - m * y)
+    y = y + y * (ONE - m * y)
+    result = np.int32(np.float32(y).view(np.int32) - np.int32(magnitude - m_bits))
+    tiny = magnitude < SMALLEST_NORMAL_BITS
+    outside = INFINITY_BITS if tiny else np.int32(0)
+    unsigned = outside if tiny | (magnitude > RECIPROCAL_HIGH_BITS) else result
+    signed = np.int32(unsigned | np.int32(bits & SIGN_BIT))
+    value = np.int32(signed).view(np.float32)
+    return NAN if magnitude > INFINITY_BITS else value
+
+
+@jit(inline="always")
+def rsqrt(x):  # type: ignore[no-untyped-def]
+    """1/sqrt(x) as ``elementary.rsqrt``."""
+    bits = np.float32(x).view(np.int32)
+    inside = (bits >= SMALLEST_NORMAL_BITS) & (bits < INFINITY_BITS)
+    a_bits = bits if inside else ONE_BITS
+    a = np.int32(a_bits).view(np.float32)
+    y = np.int32(RSQRT_SEED - np.int32(a_bits >> INT_ONE)).view(np.float32)
+    y = y + y * (HALF - HALF * ((a * y) * y))
+    y = y + y * (HALF - HALF * ((a * y) * y))
+    y = y + y * (HALF - HALF * ((a * y) * y))
+    y = y + y * (HALF - HALF * ((a * y) * y))
+    infinite = ZERO if bits == INFINITY_BITS else NAN
+    outside = INFINITY if np.int32(bits & MAGNITUDE_BITS) < SMALLEST_NORMAL_BITS else infinite
+    return y if inside else outside
+
+
+@jit(inline="always")
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """reciprocal(1 + exp(-x))."""
+    return reciprocal(ONE + exp(-x))
