@@ -7,6 +7,8 @@ and attention reads a ring's older rows before the block overwrites them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mimo_vk.config import Config
@@ -30,12 +32,30 @@ class LayerCache:
         self.values[:, at] = v[skip:].transpose(1, 0, 2)
 
 
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A state to come back to: its ids, the logits [1, V] after the last of them, and a copy of every window layer's ring.
+
+    The full layers' rows stay in the cache, so a snapshot is good only while the cache still holds its ids' rows.
+    """
+
+    ids: list[int]
+    logits: F32
+    rings: dict[int, tuple[F32, F32]]
+
+
 class KvCache:
-    """All layers' caches for up to ``capacity`` positions; ``length`` of them are filled."""
+    """All layers' caches for up to ``capacity`` positions; ``length`` of them are the live state.
+
+    ``row_ids`` names the token whose keys each full row holds; rows beyond the live state keep what was last written,
+    which is what makes a snapshot worth resuming.
+    """
 
     def __init__(self, config: Config, capacity: int) -> None:
         self.capacity = capacity
         self.length = 0
+        self.row_ids: list[int] = []
+        self._windows = [spec.index for spec in config.layers if spec.window]
         self.layers = [
             LayerCache(spec.num_kv_heads, spec.window or capacity, spec.head_dim, spec.v_head_dim) for spec in config.layers
         ]
@@ -50,17 +70,40 @@ class KvCache:
         """Keep the next layer's keys and values of the block until ``commit``."""
         self._staged.append((k, v))
 
-    def commit(self) -> None:
-        """Write the staged block of every layer and move on by its rows."""
+    def commit(self, ids: list[int]) -> None:
+        """Write the staged block ``ids`` of every layer and move on by its rows."""
         assert len(self._staged) == len(self.layers), "a block is committed when every layer has staged its rows"
-        count = len(self._staged[0][0])
-        assert self.length + count <= self.capacity, "the engine checks the context before it feeds"
+        assert self.length + len(ids) <= self.capacity, "the session checks the context before it feeds"
         for layer, (k, v) in zip(self.layers, self._staged, strict=True):
             layer.write(self.length, k, v)
         self._staged.clear()
-        self.length += count
+        self.row_ids[self.length : self.length + len(ids)] = ids
+        self.length += len(ids)
 
-    def reset(self) -> None:
-        """Forget everything; the memory stays."""
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the live state."""
+        return self.row_ids[: self.length]
+
+    def rewind(self) -> None:
+        """Go back to the empty state. Memory and rows stay, for snapshots whose ids they hold."""
         self._staged.clear()
         self.length = 0
+
+    def snapshot(self, logits: F32) -> Snapshot:
+        """The live state, with the logits [1, V] at its end."""
+        rings = {i: (self.layers[i].keys.copy(), self.layers[i].values.copy()) for i in self._windows}
+        return Snapshot(self.ids, logits, rings)
+
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Whether the full rows of the snapshot's ids are still here."""
+        return self.row_ids[: len(snapshot.ids)] == snapshot.ids
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Make the snapshot the live state again."""
+        assert self.holds(snapshot)
+        self._staged.clear()
+        for i, (keys, values) in snapshot.rings.items():
+            self.layers[i].keys[:] = keys
+            self.layers[i].values[:] = values
+        self.length = len(snapshot.ids)

@@ -49,7 +49,7 @@ class Model:
         for layer, rows in zip(self.weights.layers, cache.layers, strict=True):
             checkpoint()
             h = self._layer(layer, h, start, cache, rows)
-        cache.commit()
+        cache.commit(ids.tolist())
         return h
 
     def logits(self, h: F32) -> F32:

@@ -1,4 +1,4 @@
-"""A session: one live state (token ids and the KV cache), fed in blocks, and the tokens that it generates."""
+"""A session: one live state (token ids and the KV cache), fed in blocks, resumed where it can be, and what it generates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mimo_vk.errors import Cancelled, UsageError
 from mimo_vk.formats import F32
-from mimo_vk.kv_cache import KvCache
+from mimo_vk.kv_cache import KvCache, Snapshot
 from mimo_vk.model import as_ids
 from mimo_vk.sampling import Sampler
 
@@ -28,14 +28,18 @@ class Session:
         self._engine = engine
         self._cache = KvCache(engine.config, engine.ctx)
         self._last: F32 | None = None  # the logits [1, V] after the last id of the live state
-        self.ids: list[int] = []
+        self._snapshots: list[Snapshot] = []  # the least recently used first
         self.finish_reason = ""
 
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the live state."""
+        return self._cache.ids
+
     def reset(self) -> None:
-        """Forget the live state."""
-        self._cache.reset()
+        """Forget the live state. Snapshots stay until their rows are rewritten."""
+        self._cache.rewind()
         self._last = None
-        self.ids = []
 
     def prompt(
         self,
@@ -47,25 +51,45 @@ class Session:
     ) -> F32:
         """Read a prompt and return its last position's raw logits [1, V], or every position's [len(ids), V].
 
-        A prompt that begins with the ids of the live state feeds only the rest; any other starts afresh, and so does
-        ``all_logits``. Errors: UsageError for an empty prompt, one longer than the context, an id outside the vocabulary;
+        The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it is
+        read whole. Errors: UsageError for an empty prompt, one longer than the context, an id outside the vocabulary;
         ReadError and Cancelled leave the state at the last whole block.
         """
         self._check(ids)
-        if all_logits or ids[: len(self.ids)] != self.ids or (len(ids) == len(self.ids) and self._last is None):
+        if all_logits:
             self.reset()
-        began, reused = time.perf_counter(), len(self.ids)
-        try:
-            rows = self._feed_blocks(ids, all_logits, on_progress, cancel)
-        finally:
-            stats = self._engine.stats
-            stats.prefill_seconds += time.perf_counter() - began
-            stats.prefill_tokens += len(self.ids) - reused
-            stats.reused_tokens += reused
+        else:
+            self._resume(ids)
+        rows = self._read(ids, all_logits, on_progress, cancel)
         if all_logits:
             return np.concatenate(rows)
         assert self._last is not None
         return self._last
+
+    def pin(self) -> Snapshot:
+        """Snapshot the live state, which must have been read by ``prompt``; the oldest used makes room."""
+        assert self._last is not None, "a state is pinned after its logits are known"
+        self._snapshots = [s for s in self._snapshots if s.ids != self._cache.ids]
+        limit = self._engine.settings.pin_slots
+        self._snapshots = self._snapshots[max(0, len(self._snapshots) - limit + 1) :]
+        self._snapshots.append(self._cache.snapshot(self._last))
+        return self._snapshots[-1]
+
+    def read_out(self, ids: list[int], count: int, *, cancel: Cancel | None = None) -> F32:
+        """The raw logits [count, V] that predict the last ``count`` ids of a prompt.
+
+        It resumes only from a snapshot of a part before those ids, never from the live state; the last id itself is not
+        processed. Errors as for ``prompt``; UsageError where ``count`` would need a prediction of the first id.
+        """
+        self._check(ids)
+        if not 0 < count < len(ids):
+            raise UsageError(f"the first of the prompt's {len(ids)} tokens has no prediction: at most {len(ids) - 1} can be read")
+        first = len(ids) - count  # the position of the first id to be predicted
+        self._resume(ids[:first], live=False)
+        rows = [self._last] if self._last is not None and self._cache.length == first else []
+        self._read(ids[: first - 1], False, None, cancel)
+        rows += self._read(ids[:-1], True, None, cancel)
+        return np.concatenate(rows)
 
     def generate(
         self,
@@ -90,7 +114,7 @@ class Session:
                 self.finish_reason = "stop"
                 return
             yield token
-            if count + 1 == max_tokens or len(self.ids) >= engine.ctx:
+            if count + 1 == max_tokens or self._cache.length >= engine.ctx:
                 return
             began = time.perf_counter()
             try:
@@ -112,21 +136,40 @@ class Session:
         if bad is not None:
             raise UsageError(f"token id {bad} is outside the vocabulary (0 to {vocab - 1})")
 
-    def _feed_blocks(
-        self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None
-    ) -> list[F32]:
-        rows = []
-        while len(self.ids) < len(ids):
-            block = ids[len(self.ids) : len(self.ids) + self._engine.chunk]
-            is_last = len(self.ids) + len(block) == len(ids)
-            if all_logits:
-                rows.append(self._feed(block, True, cancel))
-            elif is_last:
-                self._feed(block, False, cancel)
-            else:
-                self._feed(block, None, cancel)
-            if on_progress is not None:
-                on_progress(len(self.ids), len(ids))
+    def _resume(self, ids: list[int], live: bool = True) -> None:
+        """Make the live state the deepest known prefix of ``ids``: a snapshot, or (``live``) what is there already."""
+        self._snapshots = [s for s in self._snapshots if self._cache.holds(s)]
+        depth = self._cache.length if live and self._extends_live(ids) else 0
+        deeper = [s for s in self._snapshots if len(s.ids) > depth and ids[: len(s.ids)] == s.ids]
+        if deeper:
+            snapshot = max(deeper, key=lambda s: len(s.ids))
+            self._snapshots.remove(snapshot)
+            self._snapshots.append(snapshot)
+            self._cache.restore(snapshot)
+            self._last = snapshot.logits
+        elif not depth:
+            self.reset()
+        self._engine.stats.reused_tokens += self._cache.length
+
+    def _extends_live(self, ids: list[int]) -> bool:
+        held = self._cache.ids
+        return ids[: len(held)] == held and (len(ids) > len(held) or self._last is not None)
+
+    def _read(self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None) -> list[F32]:
+        """Feed what the live state lacks of ``ids``, in blocks; the logits of every row fed, or none of them."""
+        rows: list[F32] = []
+        began, held = time.perf_counter(), self._cache.length
+        stats = self._engine.stats
+        try:
+            while (at := self._cache.length) < len(ids):
+                block = ids[at : at + self._engine.chunk]
+                is_last = at + len(block) == len(ids)
+                rows.append(self._feed(block, True if all_logits else (False if is_last else None), cancel))
+                if on_progress is not None:
+                    on_progress(self._cache.length, len(ids))
+        finally:
+            stats.prefill_seconds += time.perf_counter() - began
+            stats.prefill_tokens += self._cache.length - held
         return rows
 
     def _feed(self, block: list[int], every_row: bool | None, cancel: Cancel | None) -> F32:
@@ -136,9 +179,8 @@ class Session:
             if cancel is not None and cancel():
                 raise Cancelled("stopped by the caller")
 
-        self._last = None
         h = self._engine.model.forward(as_ids(block), self._cache, checkpoint)
-        self.ids.extend(block)
+        self._last = None
         if every_row is None:
             return h[:0]
         logits = self._engine.head(h if every_row else h[-1:])
