@@ -338,7 +338,7 @@ def _check_rope(f: _Fields) -> None:
         if f.take(key) is None:
             continue
         rope = f.inner(key)
-        allowed = {"rope_type": "default", "type": "default"}
+        allowed: dict[str, Any] = {"rope_type": "default", "type": "default"}
         allowed |= {name: f.raw.get(name) for name in ("rope_theta", "partial_rotary_factor")}
         for name, value in rope.raw.items() if rope else ():
             assert rope is not None
