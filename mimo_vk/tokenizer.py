@@ -1,0 +1,252 @@
+"""Token ids to text and back: byte-level BPE from a checkpoint's tokenizer.json.
+
+Control tokens (``<|im_start|>``, ``<think>``, ``<tool_call>``...) are the added tokens that begin with a punctuation
+mark. They count only where the caller says so: ``encode`` of a user's text never makes one, and in a rendered chat
+they come from the template alone. What users wrote passes through the template with the first and last characters of
+all control tokens replaced by private-use characters (``escape``), which ``encode_rendered`` turns back after it has
+cut the text at the real tokens; so no text of a user's, nor two joined ones, can complete a token.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mimo_vk.errors import CheckpointError, UsageError
+
+_FIRST_ESCAPE = 0x10F800  # plane 16, private use: no text means anything by it
+_JSON_SYNTAX = '"\\'  # these can't be escaped: JSON writes them differently from what they are
+_MAX_ESCAPES = 512
+
+
+class Escapes:
+    """A reversible marking of characters: character i of ``chars`` becomes one private-use character.
+
+    Private-use characters that the text already holds are doubled behind a quote character, so every text survives.
+    """
+
+    def __init__(self, chars: Iterable[str]) -> None:
+        ordered = sorted(set(chars))
+        assert len(ordered) < _MAX_ESCAPES
+        codes = [chr(_FIRST_ESCAPE + i) for i in range(len(ordered))]
+        self.quote = chr(_FIRST_ESCAPE + len(ordered))
+        self._table = {ord(char): code for char, code in zip(ordered, codes, strict=True)}
+        self._table |= {ord(code): self.quote + code for code in [*codes, self.quote]}
+        self._original = dict(zip(codes, ordered, strict=True))
+        self._marked = re.compile(f"{self.quote}(.)|[{''.join(codes)}]" if codes else f"{self.quote}(.)")
+        self._ascii = re.compile(f"{self.quote}.|[^\\x00-\\x7f]")
+
+    def escape(self, text: str) -> str:
+        return text.translate(self._table)
+
+    def unescape(self, text: str) -> str:
+        return self._marked.sub(lambda match: match[1] or self._original[match[0]], text)
+
+    def ascii_json(self, text: str) -> str:
+        r"""JSON text with every character beyond ASCII as \uXXXX, except the marks themselves."""
+
+        def written(match: re.Match[str]) -> str:
+            return match[0] if match[0] in self._original else json.dumps(match[0][-1])[1:-1]
+
+        return self._ascii.sub(written, text)
+
+
+@dataclass(frozen=True)
+class ControlToken:
+    """An added token as tokenizer.json declares it; lstrip and rstrip swallow the white space beside it."""
+
+    id: int
+    text: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+
+    @property
+    def pattern(self) -> str:
+        return (r"\s*" if self.lstrip else "") + re.escape(self.text) + (r"\s*" if self.rstrip else "")
+
+
+class TextStream:
+    """Ids pushed one at a time to text, never half a character; constant work per id."""
+
+    def __init__(self, tokenizer: Tokenizer, dropped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._dropped = dropped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes; "" while a character is unfinished."""
+        if token_id in self._dropped:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """The end: an unfinished character becomes U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+class Tokenizer:
+    """See the module. ``size`` is the highest id + 1; ``control`` the control tokens by their text."""
+
+    def __init__(self, data: dict[str, Any], name: str) -> None:
+        _check(data, name)
+        added = [token for token in data.get("added_tokens") or [] if _is_control(token["content"])]
+        self.control: dict[str, ControlToken] = {
+            token["content"]: ControlToken(
+                int(token["id"]),
+                token["content"],
+                bool(token.get("special", False)),
+                bool(token.get("lstrip", False)),
+                bool(token.get("rstrip", False)),
+            )
+            for token in added
+        }
+        try:
+            self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without(data, set(self.control))))
+        except Exception as error:  # the package raises bare Exception
+            raise CheckpointError(f"{name}: {_one_line(error)}") from None
+        ids = [*self._plain.get_vocab(True).values(), *(token.id for token in self.control.values())]
+        if not ids:
+            raise CheckpointError(f"{name}: model.vocab: expected tokens, found none")
+        self.size = max(ids) + 1
+        self.escapes = Escapes(mark for text in self.control for mark in (text[0], text[-1]) if _can_mark(mark))
+        self._by_id = {token.id: token for token in self.control.values()}
+        self._bytes: dict[int, bytes] = {token.id: token.text.encode() for token in self.control.values()}
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """Read ``tokenizer.json``. CheckpointError where it is missing, unreadable, or not byte-level."""
+        path = model_dir / "tokenizer.json"
+        try:
+            data = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: not valid JSON: {_one_line(error)}") from None
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{path}: expected a JSON object, found {type(data).__name__}")
+        return cls(data, str(path))
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its exact text (control tokens too), or None."""
+        if text in self.control:
+            return self.control[text].id
+        found = self._plain.token_to_id(text)
+        return None if found is None else int(found)
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Text to ids. special: control tokens written in the text count; otherwise they are plain text."""
+        return self._encode_split(text) if special else self._encode_plain(text)
+
+    def encode_rendered(self, text_with_escapes: str) -> list[int]:
+        """A rendered chat to ids: control tokens count, except where ``escapes`` marked a user's characters."""
+        return self._encode_split(text_with_escapes, self.escapes)
+
+    def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
+        """Ids to text, the same as a stream's joined text. Bytes that are no UTF-8 become U+FFFD."""
+        dropped = frozenset() if keep_special else self._special_ids
+        joined = b"".join(self.token_bytes(token_id) for token_id in ids if token_id not in dropped)
+        return joined.decode("utf-8", "replace")
+
+    def stream(self, keep_special: bool = False, keep: Iterable[str] = ()) -> TextStream:
+        """A TextStream. Tokens declared special are left out, but for all (keep_special) or those in ``keep``."""
+        kept = {self.control[text].id for text in keep if text in self.control}
+        return TextStream(self, frozenset() if keep_special else self._special_ids - kept)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for: b"" for an id that no token has."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = _piece_bytes(self._plain.id_to_token(token_id) or "")
+        return found
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(token.id for token in self.control.values() if token.special)
+
+    @cached_property
+    def _splitter(self) -> re.Pattern[str] | None:
+        # Longest first: the alternation then finds the leftmost, longest token, as the tokenizers package does.
+        ordered = sorted(self.control.values(), key=lambda token: -len(token.text))
+        return re.compile("|".join(f"({token.pattern})" for token in ordered)) if ordered else None
+
+    def _encode_split(self, text: str, escapes: Escapes | None = None) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._splitter.finditer(text) if self._splitter else ():
+            ids += self._encode_plain(text[start : match.start()], escapes)
+            ids.append(self.control[match[0].strip()].id)
+            start = match.end()
+        return ids + self._encode_plain(text[start:], escapes)
+
+    def _encode_plain(self, text: str, escapes: Escapes | None = None) -> list[int]:
+        if not text:
+            return []
+        plain = escapes.unescape(text) if escapes else text
+        try:
+            return list(self._plain.encode(plain, add_special_tokens=False).ids)
+        except (UnicodeEncodeError, TypeError):
+            raise UsageError(f"the text is not valid Unicode: {lone_surrogate(plain)}") from None
+
+
+def lone_surrogate(text: str) -> str | None:
+    """Where a text holds half a surrogate pair (no UTF-8 exists for it), in words; None if nowhere."""
+    found = re.search("[\ud800-\udfff]", text)
+    return found and f"a lone surrogate U+{ord(found[0]):04X} at character {found.start()}"
+
+
+def _is_control(text: str) -> bool:
+    return bool(text) and _can_mark(text[0])
+
+
+def _can_mark(char: str) -> bool:
+    return not (char.isalnum() or char.isspace() or char in _JSON_SYNTAX or char == "_")
+
+
+def _check(data: dict[str, Any], name: str) -> None:
+    """Only what decides how ids become text; the tokenizers package checks the rest."""
+    decoder = data.get("decoder")
+    kind = decoder.get("type") if isinstance(decoder, dict) else None
+    if kind != "ByteLevel":
+        raise CheckpointError(f"{name}: decoder.type: expected ByteLevel, found {kind}")
+    added = data.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise CheckpointError(f"{name}: added_tokens: expected a list, found {type(added).__name__}")
+    for i, token in enumerate(added):
+        if not (isinstance(token, dict) and isinstance(token.get("content"), str) and isinstance(token.get("id"), int)):
+            raise CheckpointError(f"{name}: added_tokens[{i}]: expected an object with an id and a content")
+
+
+def _without(data: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
+    """The same tokenizer without control tokens, and without truncation, padding or tokens put around a text."""
+    kept = [token for token in data.get("added_tokens") or [] if token["content"] not in control]
+    return {**data, "added_tokens": kept, "truncation": None, "padding": None, "post_processor": None}
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the other 68 for the characters from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _piece_bytes(piece: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in piece])
+    except KeyError:  # an added word outside the alphabet stands for itself
+        return piece.encode()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
