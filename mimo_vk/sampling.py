@@ -19,8 +19,9 @@ F64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _SEEDS = 2**64
-_UNDERFLOW = -64.0  # exp is zero from here down
-_FLOORS = (1e-2, 1e-4, 1e-7, 0.0)  # of the largest probability: where the search for the top-p set begins
+_BLOCK = 8192  # elements at a time, so that what exp needs in between stays in the CPU's cache
+_STEP_SHIFT = 20  # keeps the sign, the exponent and three bits of the fraction
+_MARGIN = 1 + 1e-9  # more than the rounding of a sum in another order
 
 
 class Sampler:
@@ -51,31 +52,44 @@ class Sampler:
 
     def _weights(self, row: F32, best: int) -> F32:
         """Probabilities up to a factor: exp((logit - largest)/temperature), so the best has 1."""
+        largest = float(row[best])
+        weights = np.empty_like(row)
         with np.errstate(over="ignore"):  # a tiny temperature takes all others to -infinity
-            scaled = ((row.astype(np.float64) - float(row[best])) / self.temperature).astype(np.float32)
-        weights = np.zeros_like(scaled)
-        alive = np.flatnonzero(scaled >= _UNDERFLOW)
-        weights[alive] = exp(scaled[alive])
+            for at in range(0, len(row), _BLOCK):
+                scaled = (row[at : at + _BLOCK].astype(np.float64) - largest) / self.temperature
+                weights[at : at + _BLOCK] = exp(scaled.astype(np.float32))
         return weights
 
     def _candidates(self, weights: F32) -> tuple[Indices, F64]:
         """The ids that may be drawn and their running sums: all by id, or the top-p set best first."""
-        total = float(np.cumsum(weights, dtype=np.float64)[-1])
+        sums = np.cumsum(weights, dtype=np.float64)
         if self.top_p == 1:
-            ids = np.flatnonzero(weights)
-            return ids, np.cumsum(weights[ids], dtype=np.float64)
-        for floor in _FLOORS:  # what lies above a floor is the head of the full order, so its sums are the same
-            ids = np.flatnonzero(weights > floor)
+            return np.arange(len(weights)), sums
+        wanted = self.top_p * float(sums[-1])
+        for floor in (_floor(weights, wanted), 0.0):
+            # What lies above a floor is the head of the full order, so its running sums are the full order's.
+            ids = np.flatnonzero(weights >= floor)
             ids = ids[np.argsort(-weights[ids], kind="stable")]
             sums = np.cumsum(weights[ids], dtype=np.float64)
-            if sums[-1] >= self.top_p * total:
+            if sums[-1] >= wanted:
                 break
-        kept = min(int(np.searchsorted(sums, self.top_p * total)) + 1, len(ids))
+        kept = min(int(np.searchsorted(sums, wanted)) + 1, len(ids))
         return ids[:kept], sums[:kept]
 
     def _draw(self, ids: Indices, sums: F64) -> int:
-        point = self._random.random() * sums[-1]
-        return int(ids[min(int(np.searchsorted(sums, point, side="right")), len(ids) - 1)])
+        point = min(self._random.random() * sums[-1], np.nextafter(sums[-1], 0))
+        return int(ids[np.searchsorted(sums, point, side="right")])  # the first sum above: never an id of weight 0
+
+
+def _floor(weights: F32, wanted: float) -> float:
+    """A weight such that what lies from there up adds to ``wanted`` but for rounding, and little more does.
+
+    Weights are counted into steps of an eighth of an octave by the upper bits of the float, whose order is theirs.
+    """
+    steps = weights.view(np.int32) >> _STEP_SHIFT
+    mass = np.cumsum(np.bincount(steps, weights)[::-1])
+    step = len(mass) - 1 - min(int(np.searchsorted(mass, wanted * _MARGIN)), len(mass) - 1)
+    return float(np.array(step << _STEP_SHIFT, np.int32).view(np.float32))
 
 
 def log_softmax(logits: F32, limit: int) -> F64:
