@@ -1,0 +1,36 @@
+# Each target does the set-up it needs: `make chat` or `make test` on a bare machine is enough.
+.DEFAULT_GOAL := help
+.PHONY: help setup chat test lint bench shaders clean
+
+PY := .venv/bin/python
+ARGS ?=
+SHADERS := $(wildcard shaders/*.comp)
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## system packages, .venv, kp, the project (nothing is done twice)
+	@bash tools/setup.sh
+
+chat: setup ## talk to a model (ARGS="--model DIR" for another one)
+	@.venv/bin/mimo-vk chat $(ARGS)
+
+test: setup ## run the tests (ARGS="tests/test_cli.py -q" for some)
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: setup ## the speed table (ARGS="--model DIR" for another checkpoint)
+	@.venv/bin/mimo-vk bench $(ARGS)
+
+shaders: setup $(SHADERS:.comp=.spv) ## compile shaders/*.comp
+
+shaders/%.spv: shaders/%.comp $(wildcard shaders/include/*)
+	glslangValidator -V --target-env vulkan1.1 -Ishaders/include -o $@ $<
+
+clean: ## remove what set-up and builds made (not the cached kp wheel)
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,153 @@
+"""The command line: flags to Settings, a lazily imported module per command, and the edge where errors become lines."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mimo_vk import __version__
+from mimo_vk.errors import MimoError, UsageError
+from mimo_vk.settings import SHARED, resolve
+
+COMMANDS = {
+    "chat": "an interactive conversation; piped lines are answered one by one",
+    "run": "one prompt, one answer",
+    "plan": "what each part costs in memory and on disk, and what fits, before loading",
+    "doctor": "what this machine has, and what to do about what it lacks",
+    "bench": "how fast prompts are read and tokens come, and where the time goes",
+}
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE: what a Unix filter ends with when its reader has gone
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a bad call is one line and no usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> Parser:
+    """The parser of every command. Shared flags are kept as the text given: ``settings.resolve`` reads them."""
+    parser = Parser(prog="mimo-vk", description="Run MiMo-V2.6 from the released checkpoint.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mimo-vk {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, about in COMMANDS.items():
+        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        if name == "run":
+            add_run_flags(command)
+        add_shared_flags(command)
+    return parser
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """What only ``run`` takes."""
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt as it is; special tokens written in it count")
+    prompt.add_argument("--ids", metavar='"1 2 3"', help="the prompt as token ids; no tokenizer is needed")
+    prompt.add_argument("--chat", metavar="TEXT", help="a user's message, put into the chat template")
+    parser.add_argument("--ngen", metavar="N", default="256", help="tokens to generate at most (256); 0 only reads")
+    parser.add_argument("--dump-logits", metavar="FILE.npy", help="write the logits of every prompt position, float32")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def add_shared_flags(parser: argparse.ArgumentParser) -> None:
+    """Every row of the registry that has a flag."""
+    group = parser.add_argument_group("shared flags (a flag beats its variable)")
+    for row in SHARED:
+        if row.flag is None:
+            continue
+        about = row.help + (f" [{row.variable}]" if row.variable else "")
+        if row.metavar is None:
+            group.add_argument(row.flag, dest=row.field, action="store_true", default=None, help=about)
+        else:
+            group.add_argument(row.flag, dest=row.field, metavar=row.metavar, help=about)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 2 for a bad call or a bad checkpoint, 1 for the rest."""
+    try:
+        status = edge(argv)
+        flush()
+    except BrokenPipeError:
+        status = BROKEN_PIPE
+    except OSError as error:  # the last of the output did not fit
+        status = 1
+        report(f"standard output: {error.strerror}")
+    finally:
+        detach_failed_output()
+    return status
+
+
+def edge(argv: Sequence[str] | None) -> int:
+    """Dispatch, with every error but a closed pipe turned into lines and a status."""
+    debug = False
+    try:
+        args = build_parser().parse_args(argv)
+        settings, warnings = resolve(vars(args))
+        debug = settings.log_level == "debug"
+        start_log(settings.log_level)
+        for warning in warnings:
+            report(f"warning: {warning}")
+        command = importlib.import_module(f"mimo_vk.{args.command}")
+        return int(command.main(settings, args))
+    except SystemExit as leave:  # argparse after --help and --version
+        return leave.code if isinstance(leave.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except MimoError as error:
+        if debug:
+            logging.getLogger("mimo_vk").debug("raised here", exc_info=True)
+        report(str(error))
+        return error.exit_code
+    except Exception as error:
+        if debug:
+            logging.getLogger("mimo_vk").debug("raised here", exc_info=True)
+        detail = " ".join(str(error).split()) or "no message"
+        report(
+            f"{type(error).__name__}: {detail}" + ("" if debug else "; run with --log-level debug for the traceback")
+        )
+        return 1
+
+
+def report(text: str) -> None:
+    """Each line of the text to standard error, with the program's name; a standard error that's gone is no error."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in text.splitlines():
+            print(f"mimo-vk: {line}", file=sys.stderr, flush=True)
+
+
+def start_log(level: str) -> None:
+    """Log lines go to standard error; text that a terminal's encoding lacks is replaced rather than fatal."""
+    logging.basicConfig(level=level.upper(), format="mimo-vk: %(levelname)s %(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("numba").setLevel(logging.WARNING)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def detach_failed_output() -> None:
+    """Point outputs that can't be flushed at the null device, so that Python's own flush at exit says nothing more."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)

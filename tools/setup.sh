@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Everything a bare Debian 12 or Ubuntu needs: system packages, .venv, kp built from source, the project.
+# Prints to stderr only and reads no standard input, so that `make chat` can be piped (but for --stamp). When nothing is left to do it ends
+# in a fraction of a second. Package indexes, certificates and time-outs are whatever pip and apt are configured to use.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec 8>&1 </dev/null >&2
+
+KP_VERSION=0.9.0
+KP_RECIPE=1 # raise it when the way kp is built changes, so that no older wheel is taken
+ROOT=$PWD
+PY=$ROOT/.venv/bin/python
+STAMP=$ROOT/.venv/setup-stamp
+CORE_PACKAGES=(python3 python3-venv)
+VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools)
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { say "$*"; exit 1; }
+
+# What the last complete set-up was made from: the recipe, the Python, the place, and which system packages are absent.
+stamp_now() {
+    sha256sum pyproject.toml tools/setup.sh | cut -d' ' -f1
+    readlink -f .venv/bin/python
+    echo "$ROOT"
+    missing_packages | tr '\n' ' '
+}
+
+# The Debian packages that are not installed, one a line; nothing where there is no dpkg to ask.
+missing_packages() {
+    command -v dpkg-query >/dev/null || return 0
+    local have
+    have=$(dpkg-query -W -f '${Status} ${Package}\n' "${CORE_PACKAGES[@]}" "${VULKAN_PACKAGES[@]}" 2>/dev/null |
+        sed -n 's/^install ok installed //p') || true
+    printf '%s\n' "${CORE_PACKAGES[@]}" "${VULKAN_PACKAGES[@]}" | grep -vxF -e "$have" || true
+}
+
+done_before() {
+    [[ -f $STAMP && -x .venv/bin/mimo-vk ]] && "$PY" -c '' 2>/dev/null && [[ $(stamp_now) == "$(<"$STAMP")" ]]
+}
+
+# Installs what is missing, as root or through a sudo that asks nothing; otherwise names it in one line.
+system_packages() {
+    local missing as_root=()
+    mapfile -t missing < <(missing_packages)
+    ((${#missing[@]})) || return 0
+    if ((EUID != 0)); then
+        if ! sudo -n true 2>/dev/null; then
+            say "not installed, to be pasted once: sudo apt-get install -y ${missing[*]}"
+            return 0
+        fi
+        as_root=(sudo -n)
+    fi
+    say "installing ${missing[*]}"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -ec \
+        'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null' sh "${missing[@]}" ||
+        say "apt-get failed; going on with what is there"
+}
+
+# A Python that numpy 1.26 and kp have builds for, and that can make a virtual environment.
+find_python() {
+    local name
+    for name in python3 python3.12 python3.11; do
+        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            "$name" -c 'import sys; print(sys.executable)'
+            return
+        fi
+    done
+    die "needs Python 3.11 or 3.12 with its venv module: sudo apt-get install -y python3 python3-venv"
+}
+
+# Keeps an environment that works; makes a new one where there is none or where it is broken.
+environment() {
+    if "$PY" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null &&
+        "$PY" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    local python
+    python=$(find_python)
+    [[ ! -e .venv ]] || say "the environment in .venv is broken and is made anew"
+    rm -rf .venv
+    "$python" -m venv .venv
+}
+
+# Twice quiet: errors only.
+pip_install() { "$PY" -m pip install -qq --disable-pip-version-check "$@"; }
+
+wheel_cache() {
+    local base=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}} tag
+    tag=$("$PY" -c 'import sys, platform; print(f"{sys.implementation.cache_tag}-{platform.machine()}")')
+    if [[ -z $base ]] || ! mkdir -p "$base/mimo-vk" 2>/dev/null || [[ ! -w $base/mimo-vk ]]; then
+        base=$ROOT/.cache
+    fi
+    echo "$base/mimo-vk/wheels/kp-$KP_VERSION-$KP_RECIPE-$tag"
+}
+
+kp_works() { "$PY" -c 'import kp; kp.Manager' >/dev/null 2>&1; }
+
+# Every switch is needed: without the first four the build clones repositories, and without the fifth kp turns the validation
+# layer on by itself wherever that is installed. kp's setup.py loses the interpreter on its way to CMake, which would then
+# take whichever Python it finds first: a toolchain file names it.
+build_kp() {
+    local into=$1 scratch
+    scratch=$(mktemp -d)
+    printf 'set(PYTHON_EXECUTABLE "%s" CACHE FILEPATH "")\n' "$PY" >"$scratch/python.cmake"
+    CMAKE_TOOLCHAIN_FILE=$scratch/python.cmake KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF \
+        KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF KOMPUTE_OPT_INSTALL=OFF KOMPUTE_OPT_DISABLE_VK_DEBUG_LAYERS=ON \
+        "$PY" -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir --no-binary kp -w "$scratch" "kp==$KP_VERSION" \
+        >"$scratch/log" 2>&1 || { mkdir -p .cache && cp "$scratch/log" .cache/kp-build.log; rm -rf "$scratch"; return 1; }
+    mkdir -p "$into" && mv "$scratch"/kp-*.whl "$into/"
+    rm -rf "$scratch"
+}
+
+# kp from the cached wheel, else from source. Without it everything runs on the CPU.
+install_kp() {
+    kp_works && return
+    local cache try
+    cache=$(wheel_cache)
+    for try in cached built; do
+        if [[ $try == built ]]; then
+            rm -rf "$cache" # a wheel that is there but does not load was built against libraries since replaced
+            say "building kp $KP_VERSION from source (a minute or two, once)"
+            build_kp "$cache" || break
+        fi
+        compgen -G "$cache/kp-*.whl" >/dev/null || continue
+        pip_install --no-deps --force-reinstall "$cache"/kp-*.whl && kp_works && return
+    done
+    "$PY" -m pip uninstall --quiet --yes kp >/dev/null 2>&1 || true
+    say "kp could not be built (.cache/kp-build.log): everything runs on the CPU, without Vulkan"
+}
+
+# --stamp prints what this tree's stamp would be and --check tells by its status whether set-up is complete; neither changes a thing.
+main() {
+    case ${1:-} in
+    --stamp) stamp_now >&8 && return ;;
+    --check) if done_before; then return 0; else return 1; fi ;;
+    esac
+    done_before && return
+    mkdir -p .cache
+    exec 9>.cache/setup.lock
+    flock 9
+    done_before && return
+    rm -f "$STAMP"
+    system_packages
+    environment
+    say "installing the project into .venv"
+    pip_install "setuptools>=77,<83"
+    pip_install --no-build-isolation --editable ".[dev]"
+    install_kp
+    stamp_now >"$STAMP.new"
+    mv "$STAMP.new" "$STAMP"
+    say "done"
+}
+main "$@"
