@@ -46,6 +46,7 @@ class Checkpoint:
         self.metadata: dict[str, Any] = {}
         self.files: list[Path] = []
         self.absent: dict[str, str] = {}  # tensors the index puts in an optional file that can't be used: its name
+        self.optional: set[str] = set()  # tensors of the optional files that are there
         self.notes: list[str] = []  # a line per optional file that can't be used
         self._maps: dict[Path, mmap.mmap] = {}
 
@@ -187,6 +188,8 @@ class _Opening:
             self._note_fault(shard, path, fault)
             return
         usable.add(shard)
+        if self._is_optional(shard):
+            self.checkpoint.optional.update(info.name for info in header.tensors)
         self.checkpoint.files.append(path)
         tensors = self.checkpoint.tensors
         for info in header.tensors:
@@ -196,8 +199,11 @@ class _Opening:
             tensors[info.name] = info
             held[info.name] = shard
 
+    def _is_optional(self, shard: str) -> bool:
+        return any(fnmatchcase(shard, pattern) for pattern in self.optional)
+
     def _note_fault(self, shard: str, path: Path, fault: HeaderFault) -> None:
-        if any(fnmatchcase(shard, pattern) for pattern in self.optional):
+        if self._is_optional(shard):
             self.checkpoint.notes.append(f"{path}: {fault} (not needed)")
         elif fault.lines[0].startswith(("missing", "empty", "can't be read")):
             self.lost.append((shard, path, fault.lines[0]))
@@ -212,7 +218,7 @@ class _Opening:
             if shard in usable or name in held:
                 found = f"which {held[name]} holds" if name in held else "which no file holds"
                 lines.append(f"{self._find(shard)}: expected tensor {quoted(name)} (by the index), {found}")
-            elif any(fnmatchcase(shard, pattern) for pattern in self.optional):
+            elif self._is_optional(shard):
                 self.checkpoint.absent[name] = shard
         self.faults += lines if len(lines) <= 20 else [*lines[:20], f"... and {len(lines) - 20} more like these"]
 
