@@ -20,7 +20,7 @@ from tools.checkpoint.numbers import F64, U8
 
 Piece = tuple[int, bytes]  # offset inside the tensor, bytes
 TILE = 8_388_593  # a prime: rows of one tensor, and equal tensors, start at different places of the tile
-SMALL = 1 << 16  # a tiled tensor of at most this many numbers is drawn for its place
+SMALL = 1 << 16  # a tensor of at most this many bytes is drawn for its place even where others are tiled
 SPARSE_ROWS = 1024  # rows of the embedding and the head that a sparse checkpoint has
 ROUTE_PARTS = ("norm.weight", "layernorm.weight", "mlp.gate.weight", "e_score_correction_bias", "attention_sink_bias")
 
@@ -136,9 +136,8 @@ class Contents:
         mean, std = spread(spec)
         assert mean == 0.0 and spec.dtype == "BF16", spec
         count = TILE // 2 - 2  # 4194294: no divisor of it is a row's length
-        return self._tile(
-            f"bf16 {std}", lambda: numbers.bf16(numbers.gaussian(self._seed, "tile", (count,), std)).tobytes()
-        )
+        make = lambda: numbers.bf16(numbers.gaussian(self._seed, "tile", (count,), std)).tobytes()  # noqa: E731
+        return self._tile(f"bf16 {std}", make)
 
     def _fp8_tiled(self, spec: TensorSpec) -> Iterator[Piece]:
         rows, cols = spec.shape
@@ -168,7 +167,7 @@ class Contents:
         if spec.name in ("model.embed_tokens.weight", "lm_head.weight"):
             yield from self._some_rows(spec)
         elif spec.name.startswith("model.") and spec.name.endswith(ROUTE_PARTS):
-            yield 0, self._exact(spec)
+            yield from self._tiled(spec) if spec.nbytes > SMALL else [(0, self._exact(spec))]
 
     def _some_rows(self, spec: TensorSpec) -> Iterator[Piece]:
         row_bytes = spec.nbytes // spec.shape[0]
@@ -176,6 +175,5 @@ class Contents:
         yield 0, self._exact(first)
         if spec.name == "model.embed_tokens.weight":  # the control tokens' rows, which any chat prompt needs
             control = TensorSpec(f"{spec.name}/control", spec.dtype, (32, spec.shape[1]))
-            mean_std = spread(spec)[1]
-            x = numbers.gaussian(self._seed, control.name, control.shape, mean_std)
+            x = numbers.gaussian(self._seed, control.name, control.shape, spread(spec)[1])
             yield self._g.base_tokens * row_bytes, numbers.bf16(x).tobytes()
