@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ class Escapes:
         self._table |= {ord(code): self.quote + code for code in [*codes, self.quote]}
         self._original = dict(zip(codes, ordered, strict=True))
         self._marked = re.compile(f"{self.quote}(.)|[{''.join(codes)}]" if codes else f"{self.quote}(.)")
-        self._ascii = re.compile(f"{self.quote}.|[^\\x00-\\x7f]")
+        self._ascii = re.compile(f"{self.quote}.|[^\\x00-\\x7e]")
 
     def escape(self, text: str) -> str:
         return text.translate(self._table)
@@ -51,7 +51,7 @@ class Escapes:
         return self._marked.sub(lambda match: match[1] or self._original[match[0]], text)
 
     def ascii_json(self, text: str) -> str:
-        r"""JSON text with every character beyond ASCII as \uXXXX, except the marks themselves."""
+        r"""JSON text with every character beyond printable ASCII as \uXXXX, except the marks themselves."""
 
         def written(match: re.Match[str]) -> str:
             return match[0] if match[0] in self._original else json.dumps(match[0][-1])[1:-1]
@@ -60,7 +60,7 @@ class Escapes:
 
 
 @dataclass(frozen=True)
-class ControlToken:
+class AddedToken:
     """An added token as tokenizer.json declares it; lstrip and rstrip swallow the white space beside it."""
 
     id: int
@@ -69,9 +69,24 @@ class ControlToken:
     lstrip: bool
     rstrip: bool
 
-    @property
-    def pattern(self) -> str:
-        return (r"\s*" if self.lstrip else "") + re.escape(self.text) + (r"\s*" if self.rstrip else "")
+
+class _Splitter:
+    """Finds added tokens in a text: the leftmost, then the longest, as the tokenizers package does."""
+
+    def __init__(self, added: Iterable[AddedToken]) -> None:
+        ordered = sorted(added, key=lambda token: -len(token.text))
+        self._ids = [token.id for token in ordered]
+        self._pattern = re.compile("|".join(map(_pattern, ordered)) or "(?!)")
+
+    def find(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, token id) of each, in order."""
+        for match in self._pattern.finditer(text):
+            assert match.lastindex is not None
+            yield match.start(), match.end(), self._ids[match.lastindex - 1]
+
+
+def _pattern(token: AddedToken) -> str:
+    return (r"\s*" if token.lstrip else "") + f"({re.escape(token.text)})" + (r"\s*" if token.rstrip else "")
 
 
 class TextStream:
@@ -98,28 +113,21 @@ class Tokenizer:
 
     def __init__(self, data: dict[str, Any], name: str) -> None:
         _check(data, name)
-        added = [token for token in data.get("added_tokens") or [] if _is_control(token["content"])]
-        self.control: dict[str, ControlToken] = {
-            token["content"]: ControlToken(
-                int(token["id"]),
-                token["content"],
-                bool(token.get("special", False)),
-                bool(token.get("lstrip", False)),
-                bool(token.get("rstrip", False)),
-            )
-            for token in added
-        }
+        added = [_added_token(token) for token in data.get("added_tokens") or []]
+        self.control = {token.text: token for token in added if _can_mark(token.text[0])}
+        self._added = {token.text: token for token in added}
         try:
-            self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without(data, set(self.control))))
+            self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_added(data)))
         except Exception as error:  # the package raises bare Exception
             raise CheckpointError(f"{name}: {_one_line(error)}") from None
-        ids = [*self._plain.get_vocab(True).values(), *(token.id for token in self.control.values())]
+        ids = [*self._plain.get_vocab(True).values(), *(token.id for token in added)]
         if not ids:
             raise CheckpointError(f"{name}: model.vocab: expected tokens, found none")
         self.size = max(ids) + 1
         self.escapes = Escapes(mark for text in self.control for mark in (text[0], text[-1]) if _can_mark(mark))
-        self._by_id = {token.id: token for token in self.control.values()}
-        self._bytes: dict[int, bytes] = {token.id: token.text.encode() for token in self.control.values()}
+        self._bytes: dict[int, bytes] = {token.id: token.text.encode() for token in added}
+        self._all_added = _Splitter(added)
+        self._words = _Splitter(token for token in added if token.text not in self.control)
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
@@ -137,18 +145,18 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its exact text (control tokens too), or None."""
-        if text in self.control:
-            return self.control[text].id
+        if text in self._added:
+            return self._added[text].id
         found = self._plain.token_to_id(text)
         return None if found is None else int(found)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Text to ids. special: control tokens written in the text count; otherwise they are plain text."""
-        return self._encode_split(text) if special else self._encode_plain(text)
+        return self._split(text, self._all_added if special else self._words)
 
     def encode_rendered(self, text_with_escapes: str) -> list[int]:
         """A rendered chat to ids: control tokens count, except where ``escapes`` marked a user's characters."""
-        return self._encode_split(text_with_escapes, self.escapes)
+        return self._split(text_with_escapes, self._all_added, self.escapes)
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """Ids to text, the same as a stream's joined text. Bytes that are no UTF-8 become U+FFFD."""
@@ -165,46 +173,39 @@ class Tokenizer:
         """The bytes that a token stands for: b"" for an id that no token has."""
         found = self._bytes.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = _piece_bytes(self._plain.id_to_token(token_id) or "")
+            piece = self._plain.id_to_token(token_id) if 0 <= token_id < self.size else None
+            found = self._bytes[token_id] = _piece_bytes(piece or "")
         return found
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(token.id for token in self.control.values() if token.special)
 
-    @cached_property
-    def _splitter(self) -> re.Pattern[str] | None:
-        # Longest first: the alternation then finds the leftmost, longest token, as the tokenizers package does.
-        ordered = sorted(self.control.values(), key=lambda token: -len(token.text))
-        return re.compile("|".join(f"({token.pattern})" for token in ordered)) if ordered else None
-
-    def _encode_split(self, text: str, escapes: Escapes | None = None) -> list[int]:
+    def _split(self, text: str, added: _Splitter, escapes: Escapes | None = None) -> list[int]:
+        """Ids of a text cut at added tokens. Only between them are escapes undone."""
         ids: list[int] = []
         start = 0
-        for match in self._splitter.finditer(text) if self._splitter else ():
-            ids += self._encode_plain(text[start : match.start()], escapes)
-            ids.append(self.control[match[0].strip()].id)
-            start = match.end()
+        for at, end, token_id in added.find(text):
+            ids += self._encode_plain(text[start:at], escapes)
+            ids.append(token_id)
+            start = end
         return ids + self._encode_plain(text[start:], escapes)
 
-    def _encode_plain(self, text: str, escapes: Escapes | None = None) -> list[int]:
+    def _encode_plain(self, text: str, escapes: Escapes | None) -> list[int]:
+        if escapes:
+            return self._split(escapes.unescape(text), self._words)
         if not text:
             return []
-        plain = escapes.unescape(text) if escapes else text
         try:
-            return list(self._plain.encode(plain, add_special_tokens=False).ids)
+            return list(self._plain.encode(text, add_special_tokens=False).ids)
         except (UnicodeEncodeError, TypeError):
-            raise UsageError(f"the text is not valid Unicode: {lone_surrogate(plain)}") from None
+            raise UsageError(f"the text is not valid Unicode: {lone_surrogate(text)}") from None
 
 
 def lone_surrogate(text: str) -> str | None:
     """Where a text holds half a surrogate pair (no UTF-8 exists for it), in words; None if nowhere."""
     found = re.search("[\ud800-\udfff]", text)
     return found and f"a lone surrogate U+{ord(found[0]):04X} at character {found.start()}"
-
-
-def _is_control(text: str) -> bool:
-    return bool(text) and _can_mark(text[0])
 
 
 def _can_mark(char: str) -> bool:
@@ -221,14 +222,21 @@ def _check(data: dict[str, Any], name: str) -> None:
     if not isinstance(added, list):
         raise CheckpointError(f"{name}: added_tokens: expected a list, found {type(added).__name__}")
     for i, token in enumerate(added):
-        if not (isinstance(token, dict) and isinstance(token.get("content"), str) and isinstance(token.get("id"), int)):
+        if not (
+            isinstance(token, dict)
+            and isinstance(token.get("content"), str)
+            and token["content"]
+            and isinstance(token.get("id"), int)
+        ):
             raise CheckpointError(f"{name}: added_tokens[{i}]: expected an object with an id and a content")
 
 
-def _without(data: Mapping[str, Any], control: set[str]) -> dict[str, Any]:
-    """The same tokenizer without control tokens, and without truncation, padding or tokens put around a text."""
-    kept = [token for token in data.get("added_tokens") or [] if token["content"] not in control]
-    return {**data, "added_tokens": kept, "truncation": None, "padding": None, "post_processor": None}
+def _without_added(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tokenizer without added tokens, truncation, padding, or tokens put around a text.
+
+    The package numbers added tokens by itself as it reads them, so all of them are handled here, by the file's ids.
+    """
+    return {**data, "added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -244,8 +252,13 @@ _BYTE_OF_CHAR = _byte_of_char()
 def _piece_bytes(piece: str) -> bytes:
     try:
         return bytes([_BYTE_OF_CHAR[char] for char in piece])
-    except KeyError:  # an added word outside the alphabet stands for itself
+    except KeyError:  # a word outside the alphabet stands for itself
         return piece.encode()
+
+
+def _added_token(token: Mapping[str, Any]) -> AddedToken:
+    flags = (bool(token.get(flag, False)) for flag in ("special", "lstrip", "rstrip"))
+    return AddedToken(int(token["id"]), token["content"], *flags)
 
 
 def _one_line(error: BaseException) -> str:
