@@ -215,9 +215,7 @@ def _escaped(value: Any, escapes: Escapes, where: str) -> Any:
             raise UsageError(f"{where}: {fault}")
         return escapes.escape(value)
     if isinstance(value, Mapping):
-        return {
-            _escaped(key, escapes, where): _escaped(item, escapes, f"{where}.{key}") for key, item in value.items()
-        }
+        return {_escaped(key, escapes, where): _escaped(item, escapes, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(item, escapes, f"{where}[{i}]") for i, item in enumerate(value)]
     return value
