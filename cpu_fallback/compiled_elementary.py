@@ -40,7 +40,7 @@ from cpu_fallback.jit import jit
 
 
 @jit(inline="always")
-def exp(x):  # type: ignore[no-untyped-def]
+def exp(x: np.float32) -> np.float32:
     """e^x as ``elementary.exp``."""
     inside = (x >= EXP_LOW) & (x <= EXP_HIGH)
     a = x if inside else ZERO
@@ -59,7 +59,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 
 @jit(inline="always")
-def reciprocal(x):  # type: ignore[no-untyped-def]
+def reciprocal(x: np.float32) -> np.float32:
     """1/x as ``elementary.reciprocal``."""
     bits = np.float32(x).view(np.int32)
     magnitude = np.int32(bits & MAGNITUDE_BITS)
@@ -80,7 +80,7 @@ def reciprocal(x):  # type: ignore[no-untyped-def]
 
 
 @jit(inline="always")
-def rsqrt(x):  # type: ignore[no-untyped-def]
+def rsqrt(x: np.float32) -> np.float32:
     """1/sqrt(x) as ``elementary.rsqrt``."""
     bits = np.float32(x).view(np.int32)
     inside = (bits >= SMALLEST_NORMAL_BITS) & (bits < INFINITY_BITS)
@@ -97,6 +97,6 @@ def rsqrt(x):  # type: ignore[no-untyped-def]
 
 
 @jit(inline="always")
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x: np.float32) -> np.float32:
     """reciprocal(1 + exp(-x))."""
     return reciprocal(ONE + exp(-x))

@@ -6,6 +6,7 @@ cached on disk: beside the package, else in the user's cache directory, else (a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def sources_digest() -> bytes:
     return digest.digest()
 
 
-class PackageCacheFile(IndexDataCacheFile):  # type: ignore[misc]
+class PackageCacheFile(IndexDataCacheFile):
     """numba's cache of one function, stale as soon as any file of the package changes."""
 
     def __init__(self, cache: Any) -> None:
@@ -34,10 +35,9 @@ class PackageCacheFile(IndexDataCacheFile):  # type: ignore[misc]
         super().__init__(cache_path=cache.cache_path, filename_base=cache._impl.filename_base, source_stamp=stamp)
 
     def save(self, key: Any, data: Any) -> None:
-        try:
+        # On a full disk the code runs all the same, and is compiled again next time.
+        with contextlib.suppress(OSError):
             super().save(key, data)
-        except OSError:  # the disk is full: the code runs, and is compiled again next time
-            pass
 
 
 def jit(*signatures: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
