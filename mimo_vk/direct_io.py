@@ -13,6 +13,7 @@ import errno
 import logging
 import mmap
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -75,6 +76,8 @@ class DataFile:
         self._retired: list[int] = []
         self.direct = files.direct
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ReadError(f"{path}: can't be opened: it is not a file")
             self._fd = self._open()
         except OSError as error:
             raise ReadError(f"{path}: can't be opened: {error.strerror}") from error

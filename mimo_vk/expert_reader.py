@@ -10,17 +10,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mimo_vk.direct_io import BLOCK, DataFile, Files, allocate, span_capacity
 from mimo_vk.errors import ReadError
+from mimo_vk.expert_table import ExpertLocation
 from mimo_vk.formats import MXFP4_BLOCK, U8, Expert, MatrixMXFP4
-
-if TYPE_CHECKING:
-    from mimo_vk.checkpoint import TensorInfo
-    from mimo_vk.weights import ExpertLocation
+from mimo_vk.safetensors_header import TensorInfo
 
 PIECE = 2 << 20  # bytes read at once: several readers share an expert, so the first is there six times sooner
 SCRATCH = 2 << 20  # bytes of a reader's bounce buffer
@@ -79,6 +76,7 @@ class ExpertRead:
         self._done = done
         self._starts = _part_starts(location)
         assert self._starts[-1] + location.parts[-1].nbytes <= len(slot), "all experts have one size"
+        self._skipped = False
         self._left = 0
         self._lock = threading.Lock()
 
@@ -99,7 +97,9 @@ class ExpertRead:
     def run(self, job: _Job, files: Files, scratch: _Scratch) -> None:
         """Do one piece, on a reader thread; what goes wrong is kept for ``result``."""
         try:
-            if not self.cancelled and self.error is None:
+            if self.cancelled or self.error is not None:
+                self._skipped = True
+            else:
                 job.read(files.get(job.path), self._slot.data, scratch)
         except ReadError as error:
             self.error = ReadError(f"{self._name} ({job.names()}): {error}")
@@ -113,7 +113,7 @@ class ExpertRead:
             self._done.put(self)
 
     def _finish(self) -> None:
-        if self.cancelled or self.error is not None:
+        if self._skipped or self.error is not None:
             return
         try:
             self.expert = _expert(self._location, self._slot, self._starts)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mimo_vk.direct_io import allocate
 from mimo_vk.expert_reader import ExpertRead, ReaderPool, expert_bytes, slot_bytes
+from mimo_vk.expert_table import ExpertLocation
 from mimo_vk.formats import U8, Expert
 
-if TYPE_CHECKING:
-    from mimo_vk.weights import ExpertLocation, ExpertTable
+__all__ = ["CacheStats", "ExpertCache", "Lease", "slot_bytes"]
 
+Table = Mapping[int, Sequence[ExpertLocation]]
 Batch = list[tuple[int, Expert]]
 
 
@@ -40,17 +40,16 @@ class CacheStats:
 class ExpertCache:
     """Holds up to ``cap`` experts of each MoE layer. One lease at a time; its reader threads work beside the caller."""
 
-    def __init__(self, table: ExpertTable, cap: int, *, readers: int = 8, direct: bool = True) -> None:
+    def __init__(self, table: Table, cap: int, *, readers: int = 8, direct: bool = True) -> None:
         """``cap`` is clamped to the number of experts. Nothing is opened, read or resident before it's leased."""
         assert cap >= 1 and readers >= 1
-        rows = _rows(table)
-        sizes = [(len(row), expert_bytes(row[0])) for row in rows.values()]
+        sizes = [(len(row), expert_bytes(row[0])) for row in table.values()]
         self.cap = min(cap, max((count for count, _ in sizes), default=cap))
         self.slot_bytes = slot_bytes(max((nbytes for _, nbytes in sizes), default=0))
-        self._pool = _Pool(len(rows) * self.cap, self.slot_bytes)
+        self._pool = _Pool(len(table) * self.cap, self.slot_bytes)
         self._layers = {
             layer: _Layer(layer, row, range(i * self.cap, (i + 1) * self.cap))
-            for i, (layer, row) in enumerate(rows.items())
+            for i, (layer, row) in enumerate(table.items())
         }
         self.stats = CacheStats()
         self.reset_stats()
@@ -227,8 +226,3 @@ class Lease:
             return
         self._layer.entries[expert] = slot, (expert, read.expert)
         self._cache.stats.bytes_read += read.nbytes
-
-
-def _rows(table: ExpertTable) -> Mapping[int, Sequence[ExpertLocation]]:
-    """The experts of each MoE layer."""
-    return {layer: table[layer] for layer in table}
