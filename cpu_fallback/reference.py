@@ -5,7 +5,9 @@ It needs nothing but numpy and runs on one thread. Sums never go through numpy's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,7 +20,19 @@ from mimo_vk.ops import Ids, Index, QkvLayout
 ROUTER_FLOOR = np.float32(1e-20)  # added to the sum of the chosen scores
 
 
-quiet = np.errstate(all="ignore")  # infinities and NaN flow through without warnings
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """Infinities and NaN flow through without warnings. A fresh context per call: one shared by calls isn't reentrant."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 class ReferenceOps:
