@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import overload
 
 from mimo_vk.config import Config
@@ -20,6 +21,7 @@ from mimo_vk.tensor_names import (
 )
 
 Parts = tuple[TensorInfo, ...]
+_SIGNATURE = attrgetter("dtype", "shape")
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,6 @@ class ExpertTable(Mapping[int, LayerExperts]):
         return len(self._layers)
 
 
-class Expected:
-    """The (dtype, shape) pairs that each of an expert's six tensors may have."""
-
-    def __init__(self, config: Config) -> None:
-        shapes = expert_shapes(config)
-        self.dtypes = [SCALE_DTYPES if part.endswith("_scale") else WEIGHT_DTYPES for part in EXPERT_PARTS]
-        self.shapes: tuple[Shape, ...] = shapes
-        self.pairs = [{(d, s) for d in ds} for ds, s in zip(self.dtypes, shapes, strict=True)]
-
-    def __call__(self, parts: Parts) -> bool:
-        return all((info.dtype, info.shape) in ok for info, ok in zip(parts, self.pairs, strict=True))
-
-
 def build_expert_table(
     config: Config,
     tensors: Mapping[str, TensorInfo],
@@ -89,25 +78,33 @@ def build_expert_table(
     wrong: Callable[[TensorInfo, Sequence[str], Sequence[Shape]], None],
 ) -> ExpertTable:
     """The table of all MoE layers; adds the names it uses to ``consumed``, calls back for each tensor at fault."""
-    expected = Expected(config)
+    shapes = expert_shapes(config)
+    dtypes = [SCALE_DTYPES if part.endswith("_scale") else WEIGHT_DTYPES for part in EXPERT_PARTS]
+    good: set[tuple[object, ...]] = set()  # signatures already found right: nearly every expert has the same one
     layers = {}
-    for spec in config.layers:
-        if not spec.moe:
-            continue
+    for layer in (spec.index for spec in config.layers if spec.moe):
         experts: list[Parts] = []
         for expert in range(config.n_routed_experts):
-            names = expert_names(spec.index, expert)
+            names = expert_names(layer, expert)
             consumed.update(names)
-            found = [tensors.get(name) for name in names]
-            parts = tuple(info for info in found if info is not None)
-            experts.append(parts)
-            if len(parts) != len(names):
+            found = tuple(map(tensors.get, names))
+            experts.append(found)  # type: ignore[arg-type]  # None only until ``missing`` makes the caller give up
+            if None in found:
                 for name in names:
                     if name not in tensors:
                         missing(name)
-            elif not expected(parts):
-                for info, dtypes, shape in zip(parts, expected.dtypes, expected.shapes, strict=True):
-                    if info.dtype not in dtypes or info.shape != shape:
-                        wrong(info, dtypes, [shape])
-        layers[spec.index] = LayerExperts(experts)
+                continue
+            signature = tuple(map(_SIGNATURE, found))
+            if signature in good:
+                continue
+            faults = [
+                (info, allowed, [shape])
+                for info, allowed, shape in zip(found, dtypes, shapes, strict=True)
+                if info is not None and (info.dtype not in allowed or info.shape != shape)
+            ]
+            for fault in faults:
+                wrong(*fault)
+            if not faults:
+                good.add(signature)
+        layers[layer] = LayerExperts(experts)
     return ExpertTable(layers, config)
