@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 def quiet(function: Callable[P, R]) -> Callable[P, R]:
-    """Infinities and NaN flow through without warnings. A fresh context per call: one shared by calls isn't reentrant."""
+    """Infinities and NaN flow through without warnings. A fresh context per call, as one is not reentrant."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
