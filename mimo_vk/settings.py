@@ -222,3 +222,10 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
             close = difflib.get_close_matches(name, known, n=1)
             warnings.append(f"unknown variable {name} is ignored" + (f"; {close[0]} was meant?" if close else ""))
     return warnings
+
+
+def validation_requested(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the Vulkan loader is told to switch the Khronos validation layer on."""
+    environ = os.environ if environ is None else environ
+    names = environ.get("VK_INSTANCE_LAYERS", "") + ":" + environ.get("VK_LOADER_LAYERS_ENABLE", "")
+    return "VK_LAYER_KHRONOS_validation" in names.replace("*validation*", "VK_LAYER_KHRONOS_validation")

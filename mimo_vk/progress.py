@@ -1,0 +1,56 @@
+"""Progress of long work on standard error: nothing for the first two seconds, a line in place on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from types import TracebackType
+
+QUIET_SECONDS = 2.0
+TERMINAL_SECONDS = 0.2  # between two updates of the line
+PIPED_SECONDS = 30.0  # between two lines in a log
+
+
+class Progress:
+    """Callable as ``progress(what, done, total)``; as a context manager it wipes its line at the end."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = self._began + QUIET_SECONDS
+        self._shown = False
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far ``what`` has come, if it is time to."""
+        now = time.monotonic()
+        if now < self._next or sys.stderr is None:
+            return
+        self._next = now + (TERMINAL_SECONDS if self._terminal else PIPED_SECONDS)
+        share = f" {done / total:.0%}" if total else ""
+        self._write(f"{what}:{share} ({done} of {total}), {now - self._began:.0f} s")
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                f"\r\x1b[K{line}" if self._terminal else line,
+                end="" if self._terminal else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._shown = True
+
+    def clear(self) -> None:
+        """Wipe the line: other text comes next."""
+        if self._shown and self._terminal:
+            with contextlib.suppress(OSError, ValueError):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()

@@ -1,0 +1,171 @@
+"""``mimo-vk run``: one prompt, one answer, streamed; its logits to a file and its figures as JSON if asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from mimo_vk.engine import Engine
+from mimo_vk.errors import UsageError
+from mimo_vk.npy import NpyFile
+from mimo_vk.progress import Progress
+from mimo_vk.sampling import Sampler
+from mimo_vk.session import Session
+from mimo_vk.settings import Settings, whole
+from mimo_vk.stream import AnswerParser, Content, Event, Reasoning
+
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # what the parser reads, should they be special tokens
+
+
+@dataclass
+class Answer:
+    """What was generated: the ids without the stop id, and the text parsed from them."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str = "length"
+
+
+def main(settings: Settings, args: argparse.Namespace) -> int:
+    """Run one prompt. Errors: UsageError before anything is loaded where the call alone shows it."""
+    ngen = read_ngen(args.ngen)
+    ids = None if args.ids is None else read_ids(args.ids)
+    with NpyFile(args.dump_logits) as dump, Progress() as progress, Engine.open(settings, progress) as engine:
+        for warning in engine.warnings:
+            print(f"mimo-vk: warning: {warning}", file=sys.stderr)
+        ids = prompt_ids(engine, args, settings.think) if ids is None else ids
+        check_room(engine, len(ids), ngen)
+        session = engine.session()
+        logits = session.prompt(
+            ids, all_logits=dump.wanted, on_progress=lambda done, total: progress("reading the prompt", done, total)
+        )
+        progress.clear()
+        dump.save(logits)
+        sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
+        answer = generate(engine, session, logits[-1:], ngen, sampler)
+        if args.json:
+            print(json.dumps(result(engine, ids, answer), ensure_ascii=False))
+    return 0
+
+
+def read_ngen(text: str) -> int:
+    """The number of tokens to generate at most."""
+    try:
+        return whole(0)(text)
+    except ValueError as error:
+        raise UsageError(f"--ngen: expected {error}, found {text!r}") from None
+
+
+def read_ids(text: str) -> list[int]:
+    """Token ids separated by spaces or commas. UsageError for anything else."""
+    parts = text.replace(",", " ").split()
+    bad = next((part for part in parts if not re.fullmatch(r"[0-9]{1,18}", part)), None)
+    if bad is not None:
+        raise UsageError(f"--ids: expected whole numbers such as 1 2 3, found {bad!r}")
+    if not parts:
+        raise UsageError("--ids: expected at least one token id, found none")
+    return [int(part) for part in parts]
+
+
+def prompt_ids(engine: Engine, args: argparse.Namespace, think: bool) -> list[int]:
+    """The ids of --prompt or --chat. UsageError where the checkpoint lacks the files that it takes."""
+    name = "--prompt" if args.chat is None else "--chat"
+    if engine.tokenizer is None:
+        raise UsageError(f"{name}: there is no tokenizer.json in {engine.model_dir}; give the prompt as --ids")
+    if args.chat is None:
+        ids = engine.tokenizer.encode(args.prompt, special=True)
+    elif engine.template is None:
+        raise UsageError(f"{name}: there is no chat template in {engine.model_dir}; use --prompt or --ids")
+    else:
+        messages = [{"role": "user", "content": args.chat}]
+        ids = engine.template.prompt_ids(engine.tokenizer, messages, enable_thinking=think)
+    if not ids:
+        raise UsageError(f"{name}: the prompt is empty")
+    return ids
+
+
+def check_room(engine: Engine, count: int, ngen: int) -> None:
+    """Refuse what the context can't hold, saying what it could."""
+    if count + ngen > engine.ctx:
+        raise UsageError(
+            f"{count} prompt tokens and --ngen {ngen} are more than the context of {engine.ctx}: "
+            + (f"--ngen {engine.ctx - count} would fit" if count <= engine.ctx else "the prompt alone is too long")
+            + (", or a larger --ctx" if engine.ctx < engine.config.max_position_embeddings else "")
+        )
+
+
+def generate(engine: Engine, session: Session, logits: Any, ngen: int, sampler: Sampler) -> Answer:
+    """Generate and print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
+    answer, parser, printer = Answer(), AnswerParser(), Printer()
+    stream = engine.tokenizer.stream(keep=TAGS) if engine.tokenizer else None
+    for token in session.generate(logits, max_tokens=ngen, sampler=sampler, stop_ids=engine.stop_ids) if ngen else ():
+        answer.ids.append(token)
+        if stream is None:
+            printer.content(f"{token} ")
+        else:
+            printer.events(parser.push(stream.push(token)))
+    answer.finish_reason = (session.finish_reason or "length") if ngen else "length"
+    if stream is not None:
+        printer.events(parser.push(stream.flush()))
+        printer.events(parser.finish(answer.finish_reason))
+        answer.text, answer.reasoning = parser.content, parser.reasoning
+        answer.tool_calls = list(parser.tool_calls)
+    printer.close()
+    return answer
+
+
+class Printer:
+    """Writes an answer as it comes, and ends each stream's last line."""
+
+    def __init__(self) -> None:
+        self._open = {"stdout": False, "stderr": False}  # whether a line was begun
+
+    def events(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Content):
+                self.content(event.text)
+            elif isinstance(event, Reasoning):
+                self._write("stderr", event.text)
+            else:
+                self._end("stdout")
+                self.content(json.dumps({"name": event.name, "arguments": event.arguments}, ensure_ascii=False) + "\n")
+
+    def content(self, text: str) -> None:
+        if self._open["stderr"] and text:
+            self._end("stderr")
+        self._write("stdout", text)
+
+    def close(self) -> None:
+        self._end("stderr")
+        self._end("stdout")
+
+    def _write(self, name: str, text: str) -> None:
+        if text:
+            print(text, end="", flush=True, file=getattr(sys, name))
+            self._open[name] = not text.endswith("\n")
+
+    def _end(self, name: str) -> None:
+        if self._open[name]:
+            self._write(name, "\n")
+
+
+def result(engine: Engine, ids: list[int], answer: Answer) -> dict[str, Any]:
+    """The object of --json."""
+    stats = engine.snapshot_stats()
+    seconds = {"load": stats.load_seconds, "prefill": stats.prefill_seconds, "decode": stats.decode_seconds}
+    return {
+        "prompt_ids": ids,
+        "ids": answer.ids,
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "tool_calls": answer.tool_calls,
+        "finish_reason": answer.finish_reason,
+        "seconds": seconds | stats.parts,
+        "stats": stats.as_dict(),
+    }
