@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mimo_vk.config import Config
+from mimo_vk.direct_io import span_capacity
 from mimo_vk.errors import UsageError
 from mimo_vk.machine import memory_available
 from mimo_vk.safetensors_header import tensor_bytes
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 SHARE = 0.7  # of the available memory, where no --ram is given
 GB = 1e9
-PAGE = 4096
-SLOT_SLACK = 2 * PAGE  # O_DIRECT reads whole pages around an expert's bytes
 RUNTIME_BYTES = 250_000_000  # the interpreter with numpy, numba and its compiled kernels
 TOKENIZER_BYTES_PER_ID = 700  # tokenizer.json's vocabulary and merges, as the tokenizers library holds them
 TABLE_BYTES_PER_TENSOR = 900  # measured: the table of tensors with names and places
@@ -82,11 +81,6 @@ class Plan:
     @property
     def experts_bytes_on_disk(self) -> int:
         return self.layers_with_experts * self.experts_per_layer * self.expert_bytes
-
-
-def slot_bytes_of(nbytes: int) -> int:
-    """Memory of one cache slot."""
-    return -(-nbytes // PAGE) * PAGE + SLOT_SLACK
 
 
 def dense_bytes(config: Config, dense_bits: int = 0) -> dict[str, int]:
@@ -150,7 +144,7 @@ def least_plan(config: Config, *, ctx: int, chunk: int, dense_bits: int = 0, num
         experts_per_layer=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
         expert_bytes=nbytes,
-        slot_bytes=slot_bytes_of(nbytes),
+        slot_bytes=span_capacity(nbytes),
         ctx=ctx,
         chunk=chunk,
         dense_bits=dense_bits,

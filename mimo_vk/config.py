@@ -136,8 +136,13 @@ class _Fields:
     def __init__(self, where: str, raw: dict[str, Any], faults: list[str], prefix: str = "") -> None:
         self.where, self.raw, self.faults, self.prefix = where, raw, faults, prefix
         self.used: set[str] = set()
+        self.faulty: set[str] = set()
 
     def fault(self, key: str, expected: str) -> None:
+        """Note a key's first fault; what follows from it would only be noise."""
+        if key in self.faulty:
+            return
+        self.faulty.add(key)
         found = f"found {_shown(self.raw[key])}" if key in self.raw else "it is missing"
         self.faults.append(f"{self.where}: {self.prefix}{key}: expected {expected}, {found}")
 
@@ -176,9 +181,8 @@ class _Fields:
         """A list of ``length`` zeros and ones."""
         value = self.take(key)
         if isinstance(value, list) and len(value) != length:
-            self.faults.append(
-                f"{self.where}: {self.prefix}{key}: expected {length} entries (num_hidden_layers), found {len(value)}"
-            )
+            if "num_hidden_layers" not in self.faulty:
+                self.fault(key, f"{length} entries (num_hidden_layers), not {len(value)}")
         elif not isinstance(value, list) or any(type(v) is not int or v not in (0, 1) for v in value):
             self.fault(key, f"a list of {length} entries, each 0 or 1")
         else:
@@ -194,6 +198,7 @@ class _Fields:
 
     def token_ids(self, key: str, vocab: int) -> tuple[int, ...]:
         """An id or a list of ids below ``vocab``."""
+        vocab = 2**31 if "vocab_size" in self.faulty else vocab
         value = self.take(key)
         ids = value if isinstance(value, list) else [value]
         if not ids or any(type(v) is not int or not 0 <= v < vocab for v in ids):
@@ -252,7 +257,7 @@ def _read(f: _Fields) -> Config:
     if vision is not None and not isinstance(vision, dict):
         f.fault("vision_config", "an object or null")
     experts, chosen = f.integer("n_routed_experts"), f.integer("num_experts_per_tok")
-    if chosen > experts:
+    if chosen > experts and "n_routed_experts" not in f.faulty:
         f.fault("num_experts_per_tok", f"at most n_routed_experts ({experts})")
     image = f.token_ids("image_token_id", vocab) if f.take("image_token_id") is not None else ()
     config = Config(
@@ -279,7 +284,7 @@ def _read(f: _Fields) -> Config:
 
 def _whole_blocks(f: _Fields, key: str) -> int:
     value = f.integer(key)
-    if value > 1 and value % MXFP4_COLUMNS:
+    if value % MXFP4_COLUMNS:
         f.fault(key, f"a multiple of {MXFP4_COLUMNS} (MXFP4 blocks)")
     return value
 
@@ -287,7 +292,7 @@ def _whole_blocks(f: _Fields, key: str) -> int:
 def _rope_dim(f: _Fields, head_dim: int) -> int:
     factor = f.number("partial_rotary_factor", 0.0, 1.0)
     dims = int(head_dim * factor)
-    if head_dim > 1 and (dims < 2 or dims % 2):
+    if "head_dim" not in f.faulty and (dims < 2 or dims % 2):
         f.fault("partial_rotary_factor", f"int(head_dim {head_dim} * factor) to be even and 2 or more, not {dims}")
     return dims
 
@@ -299,14 +304,14 @@ def _layers(f: _Fields, head_dim: int) -> tuple[LayerSpec, ...]:
         count = 1
     pattern, moe = f.flags("hybrid_layer_pattern", count), f.flags("moe_layer_freq", count)
     window = f.integer("sliding_window")
-    if f.integer("swa_head_dim") != head_dim and "head_dim" in f.raw:
+    if f.integer("swa_head_dim") != head_dim and "head_dim" not in f.faulty:
         f.fault("swa_head_dim", f"head_dim ({head_dim})")
     sinks = f.boolean("add_full_attention_sink_bias"), f.boolean("add_swa_attention_sink_bias")
-    kinds = []
+    kinds, chunks = [], f.integer("num_key_value_heads")
     for swa, prefix in enumerate(("", "swa_")):
         heads, kv = f.integer(f"{prefix}num_attention_heads"), f.integer(f"{prefix}num_key_value_heads")
         v_dim, theta = f.integer(f"{prefix}v_head_dim"), f.number(f"{prefix}rope_theta", 0.0, math.inf)
-        _check_heads(f, prefix, heads, kv)
+        _check_heads(f, prefix, heads, kv, chunks)
         kinds.append((window if swa else None, heads, kv, v_dim, theta, sinks[swa]))
     specs = []
     for index, (swa, is_moe) in enumerate(zip(pattern, moe, strict=True)):
@@ -315,12 +320,11 @@ def _layers(f: _Fields, head_dim: int) -> tuple[LayerSpec, ...]:
     return tuple(specs)
 
 
-def _check_heads(f: _Fields, prefix: str, heads: int, kv: int) -> None:
+def _check_heads(f: _Fields, prefix: str, heads: int, kv: int, chunks: int) -> None:
     """Query heads share kv heads evenly, and the fused qkv's chunks hold whole heads of each."""
-    chunks = f.raw.get("num_key_value_heads")
-    if heads % kv:
+    if heads % kv and f"{prefix}num_key_value_heads" not in f.faulty:
         f.fault(f"{prefix}num_attention_heads", f"a multiple of {prefix}num_key_value_heads ({kv})")
-    elif type(chunks) is int and chunks > 0 and kv % chunks:
+    elif kv % chunks and "num_key_value_heads" not in f.faulty:
         f.fault(f"{prefix}num_key_value_heads", f"a multiple of num_key_value_heads ({chunks}), the qkv chunks")
 
 
