@@ -1,0 +1,118 @@
+"""Vectors for numba: short helpers that emit LLVM instructions through llvmlite's builder.
+
+numba has no vector type, so the hot loops of the matrix products are emitted as LLVM functions over <8 x float>
+values and called from compiled code by address. No instruction carries a fast-math flag: nothing is fused or reordered.
+Every memory access has alignment 1, as a row of a mapped file may start anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import config
+
+WIDTH = 8  # lanes in one vector; LLVM splits it where the host's registers are shorter
+
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+F32 = ir.FloatType()
+BYTES = ir.VectorType(I8, 4 * WIDTH)
+HALVES = ir.VectorType(I16, 2 * WIDTH)
+INTS = ir.VectorType(I32, WIDTH)
+FLOATS = ir.VectorType(F32, WIDTH)
+
+Value = Any  # an LLVM value; llvmlite's own classes carry no useful types
+Builder = ir.IRBuilder
+
+
+def const(value: int) -> Value:
+    return ir.Constant(I64, value)
+
+
+def signed32(bits: int) -> int:
+    return bits - (1 << 32) if bits >= 1 << 31 else bits
+
+
+def splat(bits: int) -> Value:
+    """A 32-bit pattern in every lane."""
+    return ir.Constant(INTS, [ir.Constant(I32, signed32(bits))] * WIDTH)
+
+
+def splat_halves(bits: int) -> Value:
+    return ir.Constant(HALVES, [ir.Constant(I16, bits)] * (2 * WIDTH))
+
+
+def splat_float(value: float) -> Value:
+    return ir.Constant(FLOATS, [ir.Constant(F32, value)] * WIDTH)
+
+
+def byte_vector(values: Sequence[int]) -> Value:
+    return ir.Constant(BYTES, [ir.Constant(I8, v) for v in values])
+
+
+def indices(values: Sequence[int]) -> Value:
+    return ir.Constant(ir.VectorType(I32, len(values)), [ir.Constant(I32, v) for v in values])
+
+
+def add(b: Builder, address: Value, offset: int) -> Value:
+    return b.add(address, const(offset)) if offset else address
+
+
+def load(b: Builder, address: Value, kind: Any) -> Value:
+    return b.load(b.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def store(b: Builder, value: Value, address: Value) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def broadcast(b: Builder, scalar: Value, kind: Any) -> Value:
+    """A scalar in every lane of the vector type ``kind``."""
+    single = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(single, ir.Constant(kind, ir.Undefined), indices([0] * kind.count))
+
+
+@contextmanager
+def loop(b: Builder, count: Value) -> Iterator[Value]:
+    """Emit the body once, run it ``count`` times (0 is fine); yields the index."""
+    before = b.block
+    head = b.append_basic_block("head")
+    body = b.append_basic_block("body")
+    after = b.append_basic_block("after")
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(const(0), before)
+    b.cbranch(b.icmp_signed("<", index, count), body, after)
+    b.position_at_end(body)
+    yield index
+    index.add_incoming(b.add(index, const(1)), b.block)
+    b.branch(head)
+    b.position_at_end(after)
+
+
+def function(module: Any, name: str, arguments: int, emit: Callable[[Builder, Sequence[Value]], None]) -> Value:
+    """The module's function ``name`` of so many int64 arguments, emitted on first use; it returns nothing."""
+    existing = module.globals.get(name)
+    if existing is not None:
+        return existing
+    result = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name=name)
+    result.linkage = "internal"
+    result.attributes.add("noinline")
+    b = ir.IRBuilder(result.append_basic_block("entry"))
+    emit(b, result.args)
+    b.ret_void()
+    return result
+
+
+def target_has(feature: str) -> bool:
+    """Whether numba compiles for a processor with this LLVM feature."""
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # the user named another processor
+        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
