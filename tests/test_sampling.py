@@ -69,10 +69,10 @@ def test_nothing_finite_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [((-0.1,), "temperature"), ((math.nan,), "temperature"), ((math.inf,), "temperature")]
+    [((t, 1.0), "temperature") for t in (-0.1, math.nan, math.inf)]
     + [((1.0, p), "top_p") for p in (-0.1, 1.1, math.nan)],
 )
-def test_values_that_can_not_be_used_are_named(arguments: tuple[float, ...], field: str) -> None:
+def test_values_that_can_not_be_used_are_named(arguments: tuple[float, float], field: str) -> None:
     with pytest.raises(UsageError, match=field):
         Sampler(*arguments)
 
