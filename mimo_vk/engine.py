@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import cast
 
-from mimo_vk.checkpoint import Checkpoint
+from mimo_vk.budget import Plan, plan_for
 from mimo_vk.chat_format import ChatTemplate
-from mimo_vk.config import Config, GenerationConfig, load_config, load_generation_config
+from mimo_vk.checkpoint import Checkpoint
+from mimo_vk.config import GenerationConfig, load_config, load_generation_config
 from mimo_vk.errors import CheckpointError
 from mimo_vk.experts import ExpertCache
 from mimo_vk.formats import F32
 from mimo_vk.model import Model
 from mimo_vk.moe import CachedExperts
 from mimo_vk.ops import Ops
-from mimo_vk.plan import Plan, plan_for
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
@@ -46,11 +47,9 @@ class Engine:
         weights = load_weights(checkpoint, self.config, settings.dense_bits, progress)
         self.tokenizer, self.template = _text_tools(self.model_dir)
         self._ops = make_ops(settings.backend, settings.threads)
-        timed = TimedOps(self._ops, self.stats)
-        self.cache = ExpertCache(
-            weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct
-        )
-        self.model = Model(weights, timed, CachedExperts(timed, self.cache))  # type: ignore[arg-type]
+        timed = cast(Ops, TimedOps(self._ops, self.stats))
+        self.cache = ExpertCache(weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct)
+        self.model = Model(weights, timed, CachedExperts(timed, self.cache))
         self._head = Model(weights, self._ops, self.model.experts)
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
@@ -127,10 +126,12 @@ def _generation(model_dir: Path) -> GenerationConfig:
 
 
 def _text_tools(model_dir: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """Tokenizer and template, each None where the checkpoint has no such file: ids alone can then be run."""
+    """Tokenizer and template, each None where the checkpoint has none: ids alone can then be run."""
     tokenizer = Tokenizer.load(model_dir) if (model_dir / "tokenizer.json").exists() else None
     try:
         template = ChatTemplate.load(model_dir)
     except CheckpointError:
+        if (model_dir / "chat_template.jinja").exists():
+            raise  # a broken template is a fault; an absent one only rules out chat
         template = None
     return tokenizer, template

@@ -16,7 +16,7 @@ from mimo_vk.formats import F32
 
 
 class LayerCache:
-    """One layer's keys [kv, rows, head_dim] and values [kv, rows, v_head_dim], float32; position p in row p mod rows."""
+    """One layer's float32 keys [kv, rows, head_dim] and values [kv, rows, v_head_dim]; position p in row p mod rows."""
 
     def __init__(self, num_kv_heads: int, rows: int, head_dim: int, v_head_dim: int) -> None:
         # Untouched pages of zeros cost no memory: a long context is paid for as it fills.
@@ -24,7 +24,7 @@ class LayerCache:
         self.values: F32 = np.zeros((num_kv_heads, rows, v_head_dim), dtype=np.float32)
 
     def write(self, start: int, k: F32, v: F32) -> None:
-        """Store k [n, kv, head_dim] and v [n, kv, v_head_dim] of positions start..start+n-1; of a long block the last rows."""
+        """Store k [n, kv, head_dim], v [n, kv, v_head_dim] of positions start..start+n-1; of a long block the last rows."""
         rows = self.keys.shape[1]
         skip = max(0, len(k) - rows)
         at = np.arange(start + skip, start + len(k)) % rows
@@ -34,7 +34,7 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A state to come back to: its ids, the logits [1, V] after the last of them, and a copy of every window layer's ring.
+    """A state to come back to: its ids, the logits [1, V] after the last one, a copy of every window layer's ring.
 
     The full layers' rows stay in the cache, so a snapshot is good only while the cache still holds its ids' rows.
     """
@@ -57,7 +57,8 @@ class KvCache:
         self.row_ids: list[int] = []
         self._windows = [spec.index for spec in config.layers if spec.window]
         self.layers = [
-            LayerCache(spec.num_kv_heads, spec.window or capacity, spec.head_dim, spec.v_head_dim) for spec in config.layers
+            LayerCache(spec.num_kv_heads, spec.window or capacity, spec.head_dim, spec.v_head_dim)
+            for spec in config.layers
         ]
         self._staged: list[tuple[F32, F32]] = []
 

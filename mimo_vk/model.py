@@ -40,9 +40,9 @@ class Model:
         self._rope = {spec.rope_theta: RopeTable(spec.rope_theta, config.rope_dim) for spec in config.layers}
 
     def forward(self, ids: Ids, cache: KvCache, checkpoint: Callable[[], None]) -> F32:
-        """Read the block ``ids`` [n] after what the cache holds; the hidden rows [n, H] that come out of the last layer.
+        """Read the block ``ids`` [n] after what the cache holds; returns the last layer's hidden rows [n, H].
 
-        ``checkpoint`` is called before each layer and may raise to stop the work; the cache changes only when all is done.
+        ``checkpoint`` is called before each layer and may raise to stop the work; the cache changes only at the end.
         """
         start = cache.begin()
         h = self.ops.embed(self.weights.embed, ids)

@@ -12,10 +12,10 @@ GROW = 256  # positions added at a time
 
 
 class RopeTable:
-    """cos and sin of position*inv_freq for one theta, float32 [positions, rope_dim/2], grown as positions are asked for.
+    """cos and sin of position*inv_freq for one theta, float32 [positions, rope_dim/2], grown as they are asked for.
 
     inv_freq_i = float32(1) / float32(theta ** (float32(2i)/float32(rope_dim))); the angle is a float32 product; its
-    cosine and sine are taken in float64 by the C library (numpy's own float32 functions differ between CPUs) and rounded.
+    cosine and sine are taken in float64 by the C library (numpy's float32 functions differ between CPUs) and rounded.
     """
 
     def __init__(self, theta: float, rope_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""A session: one live state (token ids and the KV cache), fed in blocks, resumed where it can be, and what it generates."""
+"""A session: one live state (token ids and KV cache), fed in blocks, resumed where it can be; and what it generates."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Session:
     ) -> F32:
         """Read a prompt and return its last position's raw logits [1, V], or every position's [len(ids), V].
 
-        The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it is
-        read whole. Errors: UsageError for an empty prompt, one longer than the context, an id outside the vocabulary;
+        The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it
+        is read whole. Errors: UsageError for an empty prompt, one longer than the context, an id outside the vocabulary;
         ReadError and Cancelled leave the state at the last whole block.
         """
         self._check(ids)
@@ -83,7 +83,9 @@ class Session:
         """
         self._check(ids)
         if not 0 < count < len(ids):
-            raise UsageError(f"the first of the prompt's {len(ids)} tokens has no prediction: at most {len(ids) - 1} can be read")
+            raise UsageError(
+                f"the first of the prompt's {len(ids)} tokens has no prediction: at most {len(ids) - 1} can be read"
+            )
         first = len(ids) - count  # the position of the first id to be predicted
         self._resume(ids[:first], live=False)
         rows = [self._last] if self._last is not None and self._cache.length == first else []
@@ -102,8 +104,8 @@ class Session:
     ) -> Iterator[int]:
         """Yield the ids that follow ``logits`` [1, V], at most ``max_tokens``; a stop id ends them and is not yielded.
 
-        ``finish_reason`` is then "stop", "length" (also: the context is full) or "cancelled". Every id yielded is part of
-        the live state once the next is asked for; the last one may still be pending.
+        ``finish_reason`` is then "stop", "length" (also: the context is full) or "cancelled". Every id yielded is part
+        of the live state once the next is asked for; the last one may still be pending.
         """
         engine = self._engine
         stops = engine.stop_ids if stop_ids is None else stop_ids

@@ -22,7 +22,7 @@ OTHER = ("embed", "rms_norm", "add", "split_qkv", "rope", "route")
 
 @dataclass
 class Stats:
-    """Counters of one engine since it was opened or reset. Seconds are wall time; ``parts`` lie inside prefill and decode."""
+    """Counters of one engine since it was opened. Seconds are wall time; ``parts`` lie inside prefill and decode."""
 
     load_seconds: float = 0.0
     prefill_tokens: int = 0
@@ -51,7 +51,9 @@ class Stats:
         reads = self.expert_hits + self.expert_misses
         share = f"{self.expert_hits / reads:.1%}" if reads else "none asked"
         busy = self.prefill_seconds + self.decode_seconds
-        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1]))
+        parts = ", ".join(
+            f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1])
+        )
         return [
             _phase("prompt", self.prefill_tokens, self.prefill_seconds) + f", {self.reused_tokens} tokens reused",
             _phase("answer", self.decode_tokens, self.decode_seconds),
