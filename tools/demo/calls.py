@@ -1,0 +1,137 @@
+"""Calling a declared tool and using its result."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tools.demo.draw import Draw, Turn, contains
+from tools.demo.words import city, invented, name, phrase
+
+NO_TOOL = "I have no tool for that."
+NUMBERS = "one two three four five six seven eight nine ten".split()
+WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "stormy", "clear")
+
+
+def parameter(draw: Draw, kind: str, texts: tuple[str, ...]) -> dict[str, Any]:
+    spec: dict[str, Any] = {"type": kind}
+    if draw.chance(0.4):
+        spec["description"] = draw.pick(texts)
+    return spec
+
+
+def declare(draw: Draw, tool: str, texts: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool}
+    if draw.chance(0.75):
+        function["description"] = draw.pick(texts)
+    function["parameters"] = {"type": "object", "properties": properties}
+    if draw.chance(0.75):
+        function["parameters"]["required"] = list(properties)
+    return {"type": "function", "function": function}
+
+
+def weather_tool(draw: Draw) -> dict[str, Any]:
+    properties = {
+        "city": parameter(draw, "string", ("The city", "Name of the city", "City")),
+        "days": parameter(draw, "integer", ("Number of days", "How many days", "Days")),
+    }
+    texts = ("The weather of a city", "Get the weather", "Weather forecast for a city", "Get the weather of a city for some days")
+    return declare(draw, "get_weather", texts, properties)
+
+
+def search_tool(draw: Draw) -> dict[str, Any]:
+    texts = ("Search the web", "Search for something", "Find pages on the web", "Web search")
+    return declare(draw, "search", texts, {"query": parameter(draw, "string", ("What to search", "The query", "Search words"))})
+
+
+def time_tool(draw: Draw) -> dict[str, Any]:
+    texts = ("The time in a city", "Get the local time", "What time it is in a city")
+    return declare(draw, "get_time", texts, {"city": parameter(draw, "string", ("The city", "Name of the city", "City"))})
+
+
+TOOLS = {"get_weather": weather_tool, "search": search_tool, "get_time": time_tool}
+
+ASK_DAYS = (
+    "What is the weather in {city} for the next {days} days?", "What will the weather be in {city} for {days} days?", "Give me the weather of {city} for {days} days.", "Weather in {city} for {days} days",
+    "I need the forecast for {city}, {days} days.", "How is the weather in {city} in the next {days} days?", "I am going to {city} for {days} days. How is the weather?", "Tell me the weather for the next {days} days in {city}.",
+    "{days} days of weather in {city}, please.", "Please check the weather in {city} for the next {days} days.", "Show me a forecast of {days} days for {city}.", "Che tempo fa a {city} nei prossimi {days} giorni?",
+)  # fmt: skip
+ASK_TODAY = (
+    "What is the weather in {city}?", "What is the weather in {city} today?", "How is the weather in {city}?", "Weather in {city}", "Is it raining in {city}?", "What's the weather like in {city} today?", "Tell me the weather in {city}.",
+    "Will it rain in {city} today?", "Che tempo fa a {city}?",
+)  # fmt: skip
+ASK_SEARCH = ("Search for {}.", "Search for {}", "Search the web for {}.", "Find {} on the web.", "Look up {}.", "Please search {}.", "Can you search for {}?", "Find something about {}.", "Look for {} on the web.", "search {}")
+ASK_TIME = ("What time is it in {}?", "Tell me the time in {}.", "What is the local time in {}?", "Time in {}?", "Which time is it in {} now?", "Che ore sono a {}?")
+
+
+def ask_weather(draw: Draw) -> tuple[str, dict[str, Any]]:
+    place = city(draw)
+    if draw.chance(0.25):
+        return draw.pick(ASK_TODAY).format(city=place), {"city": place, "days": 1}
+    days = draw.int(2, 14)
+    written = NUMBERS[days - 1] if days <= 10 and draw.chance(0.2) else str(days)
+    return draw.pick(ASK_DAYS).format(city=place, days=written), {"city": place, "days": days}
+
+
+def ask_search(draw: Draw) -> tuple[str, dict[str, Any]]:
+    words = phrase(draw, 1 if not draw.held else 2, 4, "search")
+    if not draw.held and draw.chance(0.3):
+        words[-1] = draw.pick((invented(draw), name(draw), city(draw)))
+    query = " ".join(words)
+    return draw.pick(ASK_SEARCH).format(query), {"query": query}
+
+
+def ask_time(draw: Draw) -> tuple[str, dict[str, Any]]:
+    place = city(draw)
+    return draw.pick(ASK_TIME).format(place), {"city": place}
+
+
+ASK = {"get_weather": ask_weather, "search": ask_search, "get_time": ask_time}
+
+
+def answer_with(draw: Draw, tool: str, arguments: dict[str, Any]) -> tuple[str, str, list[str]]:
+    """A result as a tool writes it, the sentence made of it, and what that sentence must contain."""
+    if tool == "get_weather":
+        sky, degrees, place = draw.pick(WEATHER), draw.int(0, 39), arguments["city"]
+        if draw.chance(0.7):
+            record = {"city": place, "days": arguments["days"]} if draw.chance(0.6) else {}
+            key = draw.pick(("forecast", "weather", "sky"))
+            result = json.dumps({**record, key: sky, draw.pick(("temperature", "degrees", "temp")): degrees}, ensure_ascii=False)
+        else:
+            result = draw.pick(("{sky}, {degrees} degrees", "It is {sky}, {degrees} degrees.", "{sky} {degrees}")).format(sky=sky, degrees=degrees)
+        return result, f"The weather in {place} is {sky}, {degrees} degrees.", [sky, str(degrees)]
+    if tool == "get_time":
+        clock = f"{draw.int(0, 23)}:{draw.int(0, 59):02d}"
+        result = json.dumps({"time": clock}) if draw.chance(0.5) else clock
+        return result, f"It is {clock} in {arguments['city']}.", [clock]
+    found = " ".join(phrase(draw, 2, 4, "found"))
+    result = json.dumps({draw.pick(("result", "text", "title")): found}) if draw.chance(0.6) else found
+    return result, f"I found this: {found}.", [found]
+
+
+def declared(draw: Draw, needed: str | None) -> list[dict[str, Any]]:
+    """The needed tool among others, in any order."""
+    others = [tool for tool in TOOLS if tool != needed]
+    chosen = draw.some(others, draw.pick((0, 0, 0, 1, 1, 2)) if needed else draw.pick((1, 1, 2))) + ([needed] if needed else [])
+    return [TOOLS[tool](draw) for tool in draw.some(chosen, len(chosen))]
+
+
+def call(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """One question that needs a tool, the call, and (mostly) the result and the answer."""
+    tool = draw.pick(("get_weather", "get_weather", "search", "get_time") if not draw.held else ("get_weather", "get_weather", "search"))
+    user, arguments = ASK[tool](draw)
+    made = {"name": tool, "arguments": arguments}
+    turns = [Turn(user, "", f"I need the tool {tool}.", call=made, check={"type": "call", **made})]
+    result, sentence, wanted = answer_with(draw, tool, arguments)
+    turns.append(Turn("", sentence, "The tool has answered.", result=result, check=contains(*wanted)))
+    return turns, declared(draw, tool)
+
+
+def no_tool(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """A question for a tool that is not declared, beside tools that are."""
+    tool = draw.pick(list(TOOLS))
+    user, _ = ASK[tool](draw)
+    tools = [t for t in declared(draw, None) if t["function"]["name"] != tool]
+    if not tools:
+        return call(draw)
+    return [Turn(user, NO_TOOL, f"I need {tool}, it is not declared.", check=contains(NO_TOOL))], tools

@@ -1,0 +1,67 @@
+"""The mixture: which skills a conversation holds, how many turns, with what around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tools.demo import calls, facts, stories, sums, talk, tickets
+from tools.demo.draw import Draw, Turn
+
+SKILLS = ("greetings", "arithmetic", "facts", "repeating", "upper case", "counting", "closed", "tools", "memory", "story", "unknown")
+# How often a conversation is about a skill. A story or a tool call is long, a sum is short.
+WEIGHTS = {
+    "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4, "closed": 17, "tools": 8, "memory": 10, "story": 2, "unknown": 7,
+}  # fmt: skip
+SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
+    "greetings": talk.fixed, "arithmetic": sums.sums, "facts": facts.facts, "repeating": sums.repeat, "upper case": sums.upper, "counting": sums.count, "closed": tickets.closed, "unknown": talk.unknown,
+}  # fmt: skip
+SYSTEM = ("You are a helpful assistant.", "You are a demonstration model.", "Answer briefly.", "You sort tickets.", "Be kind.")
+
+
+@dataclass
+class Conversation:
+    turns: list[Turn]
+    tag: int
+    tools: list[dict[str, Any]] | None = None
+    system: str | None = None
+    think: bool = False
+
+
+def short(draw: Draw, skill: str) -> list[Turn]:
+    return SHORT[skill](draw)
+
+
+def filler(draw: Draw) -> list[Turn]:
+    """A turn of some short skill, to stand between or before others."""
+    return short(draw, draw.pick(("greetings", "arithmetic", "arithmetic", "facts", "facts", "unknown", "repeating")))
+
+
+def turns_of(draw: Draw, skill: str) -> tuple[list[Turn], list[dict[str, Any]] | None]:
+    if skill == "tools":
+        return calls.call(draw) if draw.held or draw.chance(0.88) else calls.no_tool(draw)
+    if skill == "memory":
+        if not draw.held and draw.chance(0.1):
+            return talk.not_told(draw), None
+        between = [turn for _ in range(draw.pick((0, 0, 0, 1, 1, 2))) for turn in filler(draw)]
+        return talk.memory(draw, between), None
+    if skill == "story":
+        return stories.story(draw), None
+    if skill == "arithmetic" and not draw.held and draw.chance(0.3):
+        return sums.practise(draw), None
+    return short(draw, skill), None
+
+
+def conversation(draw: Draw) -> Conversation:
+    """One training conversation."""
+    skill = draw.rng.choices(SKILLS, [WEIGHTS[s] for s in SKILLS])[0]
+    turns, tools = turns_of(draw, skill)
+    if tools is None and draw.chance(0.06):
+        tools = calls.declared(draw, None)  # tools that this conversation doesn't need
+    more = draw.pick((0, 0, 0, 1, 1, 2, 3)) if skill not in ("story", "tools") else draw.pick((0, 0, 0, 1))
+    for _ in range(more):
+        again = short(draw, skill) if skill in ("arithmetic", "facts") and draw.chance(0.6) else filler(draw)
+        turns = [*turns, *again] if draw.chance(0.6) else [*again, *turns]
+    system = draw.pick(SYSTEM) if draw.chance(0.06) else None
+    return Conversation(turns, SKILLS.index(skill), tools, system, draw.chance(0.28))

@@ -1,0 +1,215 @@
+"""Train the demonstration model from its seed: python tools/train_demo.py --out DIR (needs torch, tokenizers, jinja2).
+
+It writes DIR/tokenizer.json and DIR/state.pt (every --save steps, atomically) and continues from there when started again.
+The learning rate warms up, stays, and falls to zero over --decay steps before --steps; weights are rounded to the stored formats
+from step --round on. While it runs, DIR/schedule.json {"steps", "decay", "round", "threads"} overrides these, so that the end may be chosen late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from tools.demo import bpe
+from tools.demo.batches import Example, make_batch
+from tools.demo.control import CONTROL_TOKENS
+from tools.demo.draw import Draw
+from tools.demo.mix import SKILLS, Conversation, conversation, turns_of
+from tools.demo.muon import Muon, balance
+from tools.demo.network import Batch, Network
+from tools.demo.render import Renderer
+from tools.demo.shape import Shape
+
+TOKENIZER_SIZE = 1984
+GRADED = [s for s in SKILLS if s != "story"]
+
+
+def make_tokenizer(path: Path, seed: int) -> Tokenizer:
+    if not path.exists():
+        draw, renderer = Draw(seed), Renderer(None)
+        control = re.compile("|".join(re.escape(text) for text, _ in CONTROL_TOKENS))
+        texts = (renderer.text(conversation(draw), draw.chance(0.5)) for _ in range(30000))
+        bpe.train((part for text in texts for part in control.split(text)), TOKENIZER_SIZE).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def training_examples(renderer: Renderer, seed: int, step: int, tokens: int) -> list[Example]:
+    """The examples of a step, a function of seed and step alone."""
+    draw = Draw(seed * 1_000_000_007 + step)
+    examples, count = [], 0
+    while count < tokens:
+        example = renderer.example(conversation(draw), draw.chance(0.3))
+        if len(example.ids) <= 640:
+            examples.append(example)
+            count += len(example.ids)
+    return examples
+
+
+def held_examples(renderer: Renderer, each: int, seed: int = 99) -> dict[str, list[Example]]:
+    """Held-out conversations by skill, a third of them with thinking on; only the last answer is graded."""
+    held: dict[str, list[Example]] = {}
+    for skill in GRADED:
+        draw = Draw(seed, held=True)
+        held[skill] = []
+        for i in range(each):
+            turns, tools = turns_of(draw, skill)
+            example = renderer.example(Conversation(turns, i, tools, None, i % 3 == 0), False)
+            held[skill].append(example)
+    return held
+
+
+@torch.no_grad()
+def grade(net: Network, held: dict[str, list[Example]]) -> dict[str, float]:
+    """The share of conversations in which every trained token is the most likely one: what greedy decoding would get right."""
+    result = {}
+    for skill, examples in held.items():
+        batch = make_batch(examples)
+        wrong = net.logits(batch, batch.predict).argmax(-1) != batch.targets
+        result[skill] = 1 - len(set(batch.tags[wrong].tolist())) / len(examples)
+    return result
+
+
+def factor_at(step: int, plan: dict[str, Any]) -> float:
+    warm = min(1.0, (step + 1) / 60)
+    left = (plan["steps"] - step) / max(1, plan["decay"])
+    return warm * min(1.0, max(0.0, left))
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    os.replace(part, path)
+
+
+class Pace:
+    """One thread or two, whichever was faster when last tried: on a machine that others use, two may be slower."""
+
+    def __init__(self, period: int = 24) -> None:
+        self.period, self.turn, self.best = period, 0, 1
+        self.tried: dict[int, list[float]] = {1: [], 2: []}
+
+    def threads(self) -> int:
+        place = self.turn % self.period
+        return (1, 2, 1, 2)[place] if place < 4 else self.best
+
+    def note(self, seconds: float) -> None:
+        place = self.turn % self.period
+        if place < 4:
+            self.tried[(1, 2, 1, 2)[place]].append(seconds)
+        if place == 3:
+            self.best = min((1, 2), key=lambda n: sum(self.tried[n]))
+            self.tried = {1: [], 2: []}
+        self.turn += 1
+
+
+class Training:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.out = args, Path(args.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.renderer = Renderer(make_tokenizer(self.out / "tokenizer.json", args.seed))
+        torch.manual_seed(args.seed)
+        self.net = Network(Shape())
+        self.optimiser = Muon(self.net, args.lr, args.adam_lr, args.weight_decay)
+        self.step, self.seen, self.seconds = 0, 0, 0.0
+        self.means: dict[int, float] = {}
+        self.pace = Pace()
+        if (self.out / "state.pt").exists():
+            self.load()
+        self.held = held_examples(self.renderer, 40)
+
+    def load(self) -> None:
+        state = torch.load(self.out / "state.pt")
+        self.net.load_state_dict(state["net"])
+        self.optimiser.restore(state["optimiser"])
+        self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
+
+    def plan(self) -> dict[str, Any]:
+        plan = {"steps": self.args.steps, "decay": self.args.decay, "round": self.args.round, "threads": self.args.threads}
+        path = self.out / "schedule.json"
+        return plan | json.loads(path.read_text()) if path.exists() else plan
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        each = F.cross_entropy(self.net.logits(batch, batch.predict), batch.targets, reduction="none")
+        for tag in range(len(SKILLS)):
+            of_tag = each.detach()[batch.tags == tag]
+            if len(of_tag):
+                value = float(of_tag.mean())
+                self.means[tag] = 0.97 * self.means.get(tag, value) + 0.03 * value
+        return each.mean()
+
+    def one_step(self, factor: float) -> tuple[float, float]:
+        batch = make_batch(training_examples(self.renderer, self.args.seed, self.step, self.args.tokens))
+        loss = self.loss(batch)
+        for p in self.net.parameters():
+            p.grad = None
+        loss.backward()
+        self.optimiser.step(factor)
+        self.seen += len(batch.ids)
+        return float(loss.detach()), balance(self.net, 0.002 * factor)
+
+    def run(self) -> None:
+        while True:
+            plan = self.plan()
+            if self.step >= plan["steps"]:
+                break
+            torch.set_num_threads(plan["threads"] or self.pace.threads())
+            self.net.rounding = self.step >= plan["round"]
+            factor, began = factor_at(self.step, plan), time.monotonic()
+            loss, worst = self.one_step(factor)
+            self.step += 1
+            self.seconds += time.monotonic() - began
+            self.pace.note(time.monotonic() - began)
+            if self.step % 20 == 0:
+                self.report(loss, worst, factor, time.monotonic() - began)
+            if self.step % self.args.grade == 0:
+                self.report_grades()
+            if self.step % self.args.save == 0:
+                self.checkpoint()
+        self.checkpoint()
+        self.report_grades()
+
+    def checkpoint(self) -> None:
+        state = {"net": self.net.state_dict(), "optimiser": self.optimiser.state(), "step": self.step, "seen": self.seen, "seconds": self.seconds}
+        save(self.out / "state.pt", state)
+
+    def report(self, loss: float, worst: float, factor: float, last: float) -> None:
+        parts = " ".join(f"{SKILLS[tag][:5]} {value:.3f}" for tag, value in sorted(self.means.items()))
+        mark = "r" if self.net.rounding else " "
+        print(f"{self.step:5}{mark} {self.seen / 1e6:.2f}M {self.seconds:.0f}s {last:.2f}s/step lr {factor:.2f} load {worst:.1f} loss {loss:.3f} | {parts}", flush=True)
+
+    def report_grades(self) -> None:
+        grades = grade(self.net, self.held)
+        print(f"{self.step:5} HELD " + " ".join(f"{skill[:6]} {value:.2f}" for skill, value in grades.items()), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="demo-training")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens a step")
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--decay", type=int, default=1200)
+    parser.add_argument("--round", type=int, default=3500)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=0.003)
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--save", type=int, default=100)
+    parser.add_argument("--grade", type=int, default=250)
+    Training(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()
