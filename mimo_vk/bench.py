@@ -1,0 +1,223 @@
+"""``mimo-vk bench``: how fast prompts are read and tokens come, from a cold and a warm expert cache, and why.
+
+Cold means that no expert is in RAM (the dense weights are: they have been read once before). Every number is the
+median of some runs; beside decode stands a limit measured in the same run, a read-only pass over one step's bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from mimo_vk.bench_limits import LAYERS, ReadPass, disk_rates, python_seconds
+from mimo_vk.engine import Engine
+from mimo_vk.progress import Progress
+from mimo_vk.sampling import Sampler
+from mimo_vk.session import Session
+from mimo_vk.settings import Settings
+
+PROMPTS = (32, 128)  # tokens read
+DECODE = 32  # tokens generated, after a prompt of PROMPTS[0]
+REPEAT = 3
+PARTS = ("dense", "attention", "experts", "head", "other", "disk", "python")
+_SEED = 1234
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed phase: its tokens, its wall time, and the parts of it by name, in seconds."""
+
+    tokens: int
+    seconds: float
+    parts: dict[str, float]
+    bytes_read: int
+
+
+def main(settings: Settings, args: argparse.Namespace) -> int:
+    """Print the table, and with --json one object as the last line; --kernels adds the single kernels."""
+    with Progress() as progress:
+        with Engine.open(settings, progress) as engine:
+            report = measure(engine, progress)
+        if args.kernels:
+            from mimo_vk import bench_kernels
+
+            report["kernels"] = bench_kernels.measure(settings)
+    print("\n".join(lines(report)))
+    if args.json:
+        print(json.dumps(report))
+    return 0
+
+
+def measure(engine: Engine, progress: Callable[[str, int, int], None], repeat: int = REPEAT) -> dict[str, Any]:
+    """Everything the bench reports, as plain numbers: seconds, bytes, tokens."""
+    bench = _Bench(engine, repeat)
+    todo = [partial(bench.prefill, n, cold) for n in bench.prompts for cold in (True, False)]
+    todo += [partial(bench.decode, cold) for cold in (True, False)]
+    progress("warming up", 0, len(todo))
+    bench.warm_up()
+    phases = []
+    for i, phase in enumerate(todo):
+        progress("measuring", i, len(todo))
+        phases.append(phase())
+    progress("measuring the limits", len(todo), len(todo))
+    return {
+        "model": bench.model(),
+        "phases": phases,
+        "limit": bench.limit(),
+        "python": {"seconds": python_seconds(engine.model.weights, engine.cache), "layers": LAYERS},
+        "disk": disk_rates(engine.cache, engine.model.weights.experts),
+    }
+
+
+class _Bench:
+    """The phases on one engine and one session."""
+
+    def __init__(self, engine: Engine, repeat: int) -> None:
+        self._engine = engine
+        self._repeat = repeat
+        self._session: Session = engine.session()
+        rng = np.random.default_rng(_SEED)
+        self._ids: list[int] = rng.integers(0, engine.vocab_limit, max(PROMPTS)).tolist()
+        self.prompts = [n for n in PROMPTS if n <= engine.ctx]
+        self._start = min(PROMPTS[0], engine.ctx // 2)  # of decode
+        self._steps = min(DECODE, engine.ctx - self._start)
+
+    def warm_up(self) -> None:
+        """Compile what is compiled at first use, and read the dense weights once."""
+        self._read(max(self.prompts, default=self._start))
+        self._generate(2)
+
+    def model(self) -> dict[str, Any]:
+        engine = self._engine
+        return {
+            "name": engine.model_name,
+            "layers": engine.config.num_hidden_layers,
+            "experts": engine.config.n_routed_experts,
+            "cap": engine.cache.cap,
+            "backend": engine.backend,
+            "threads": engine.settings.threads,
+            "chunk": engine.chunk,
+            "dense_bits": engine.settings.dense_bits,
+        }
+
+    def prefill(self, count: int, cold: bool) -> dict[str, Any]:
+        """Read ``count`` tokens. Warm: the same tokens were the last thing read."""
+        runs = []
+        for i in range(self._repeat + (not cold)):
+            if cold:
+                self._engine.cache.clear()
+            runs.append(self._timed(lambda: self._read(count)))
+            if i == 0 and not cold:
+                runs.clear()
+        return _phase(f"prompt of {count}", cold, runs)
+
+    def decode(self, cold: bool) -> dict[str, Any]:
+        """Generate, by the same steps each time. Cold: the cache is empty at the first of them."""
+        runs = []
+        for i in range(self._repeat + (not cold)):
+            self._read(self._start)
+            if cold:
+                self._engine.cache.clear()
+            runs.append(self._timed(lambda: self._generate(self._steps)))
+            if i == 0 and not cold:
+                runs.clear()
+        return _phase(f"decode of {self._steps}", cold, runs)
+
+    def limit(self) -> dict[str, Any]:
+        """The read-only pass over what one more step, of a warm cache, touched."""
+        engine = self._engine
+        self._read(self._start)
+        engine.cache.reset_stats()
+        self._generate(1)
+        chosen = {layer: np.flatnonzero(counts).tolist() for layer, counts in engine.cache.stats.accesses.items()}
+        read = ReadPass(engine.model.weights, engine.cache, chosen, engine.settings.threads)
+        seconds = read.seconds()
+        return {"seconds": seconds, "bytes": read.nbytes}
+
+    def _read(self, count: int) -> None:
+        self._session.reset()
+        self._logits = self._session.prompt(self._ids[:count])
+
+    def _generate(self, steps: int) -> None:
+        """``steps`` forward passes: an id is sampled from the prompt's own logits first."""
+        sampler = Sampler(0.0)
+        for _ in self._session.generate(self._logits, max_tokens=steps + 1, sampler=sampler, stop_ids=frozenset()):
+            pass
+
+    def _timed(self, work: Callable[[], None]) -> Run:
+        """Run it, and take from the engine's counters what it added."""
+        before = _counters(self._engine)
+        work()
+        added = {name: value - before.get(name, 0.0) for name, value in _counters(self._engine).items()}
+        seconds = added.pop("seconds")
+        tokens, bytes_read = int(added.pop("tokens")), int(added.pop("bytes_read"))
+        return Run(tokens, seconds, {**added, "python": seconds - sum(added.values())}, bytes_read)
+
+
+def _counters(engine: Engine) -> dict[str, float]:
+    """The engine's counters so far: tokens and seconds of both phases together, bytes read, and each part."""
+    stats = engine.snapshot_stats()
+    return {
+        **stats.parts,
+        "seconds": stats.prefill_seconds + stats.decode_seconds,
+        "tokens": stats.prefill_tokens + stats.decode_tokens,
+        "bytes_read": stats.bytes_read,
+    }
+
+
+def _phase(name: str, cold: bool, runs: list[Run]) -> dict[str, Any]:
+    """The medians of some runs; a part is its median too, so that parts add up to about the whole."""
+    seconds = median(run.seconds for run in runs)
+    return {
+        "phase": name,
+        "cache": "cold" if cold else "warm",
+        "tokens": runs[0].tokens,
+        "seconds": seconds,
+        "tokens_per_second": runs[0].tokens / seconds,
+        "bytes_read": int(median(run.bytes_read for run in runs)),
+        "parts": {part: median(run.parts.get(part, 0.0) for run in runs) for part in PARTS},
+    }
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report for a person: a row per phase, with milliseconds per token where they went."""
+    model = report["model"]
+    head = f"{'':26}{'tokens/s':>9}" + "".join(f"{part:>10}" for part in PARTS) + f"{'GB read':>9}"
+    out = [
+        f"{model['name']}: {model['layers']} layers, {model['experts']} experts a layer ({model['cap']} cached), "
+        f"{model['backend']}, threads {model['threads']}, blocks of {model['chunk']}",
+        head + "   (parts: ms per token)",
+    ]
+    out += [_row(phase) for phase in report["phases"]]
+    return [*out, *_limit_lines(report)]
+
+
+def _row(phase: dict[str, Any]) -> str:
+    name = f"{phase['phase']}, {phase['cache']}"
+    parts = "".join(f"{phase['parts'][part] / phase['tokens'] * 1e3:10.2f}" for part in PARTS)
+    return f"{name:26}{phase['tokens_per_second']:9.1f}{parts}{phase['bytes_read'] / 1e9:9.2f}"
+
+
+def _limit_lines(report: dict[str, Any]) -> list[str]:
+    limit, python, disk = report["limit"], report["python"], report["disk"]
+    warm = report["phases"][-1]
+    out = [
+        f"limit: one step's {limit['bytes'] / 1e9:.3f} GB read and nothing else: {1 / limit['seconds']:.1f} steps/s "
+        f"({limit['bytes'] / limit['seconds'] / 1e9:.1f} GB/s); decode reaches "
+        f"{warm['tokens_per_second'] * limit['seconds']:.0%} of it",
+        f"Python alone: {python['seconds'] * 1e3:.2f} ms a step of {python['layers']} layers",
+    ]
+    if disk is None:
+        return [*out, "disk: too few bytes of experts in one file to measure, or dd can't read it with O_DIRECT"]
+    return [
+        *out,
+        f"disk: {disk['cache'] / 1e9:.2f} GB/s through the cache, {disk['dd'] / 1e9:.2f} GB/s by dd with O_DIRECT "
+        f"({disk['cache'] / disk['dd']:.0%}), {disk['bytes'] / 1e9:.2f} GB each",
+    ]
