@@ -44,7 +44,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     """Print the table, and with --json one object as the last line; --kernels adds the single kernels."""
     with Progress() as progress:
         with Engine.open(settings, progress) as engine:
-            report = measure(engine, progress)
+            report = measure(engine, progress, REPEAT)
         if args.kernels:
             from mimo_vk import bench_kernels
 
@@ -55,7 +55,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(engine: Engine, progress: Callable[[str, int, int], None], repeat: int = REPEAT) -> dict[str, Any]:
+def measure(engine: Engine, progress: Callable[[str, int, int], None], repeat: int) -> dict[str, Any]:
     """Everything the bench reports, as plain numbers: seconds, bytes, tokens."""
     bench = _Bench(engine, repeat)
     todo = [partial(bench.prefill, n, cold) for n in bench.prompts for cold in (True, False)]
