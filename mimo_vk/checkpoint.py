@@ -233,8 +233,8 @@ class _Opening:
             names = [name for name, file in where.items() if file == shard]
             alike = [sizes.get(_NUMBER.sub("N", name), set()) for name in names]
             known = all(len(found) == 1 for found in alike)
-            nbytes = f"{sum(map(sum, alike))} bytes" if known else "a number of bytes that no other file tells"
-            self.faults.append(f"{path}: {line}; missing: {len(names)} tensors by the index, {nbytes}")
+            nbytes = f"{sum(map(sum, alike))} bytes" if known else "bytes that no other file tells the number of"
+            self.faults.append(f"{path}: {line}: {nbytes} missing ({len(names)} tensors by the index)")
         total = self.checkpoint.metadata.get("total_size")
         found = sum(info.nbytes for info in self.checkpoint.tensors.values())
         if type(total) is int and total > found:

@@ -156,8 +156,9 @@ def quantize_int8(values: F32) -> MatrixInt8:
 def _decode_fp8(matrix: MatrixFP8) -> F32:
     columns = matrix.codes.shape[1]
     values = E4M3FN[matrix.codes]
-    for block, start in enumerate(range(0, columns, FP8_BLOCK)):
-        values[:, start : start + FP8_BLOCK] *= matrix.scales[matrix.scale_row, block][:, None]
+    with np.errstate(over="ignore", invalid="ignore"):  # 0 times an infinite scale is NaN
+        for block, start in enumerate(range(0, columns, FP8_BLOCK)):
+            values[:, start : start + FP8_BLOCK] *= matrix.scales[matrix.scale_row, block][:, None]
     return values
 
 

@@ -169,7 +169,7 @@ class _Loader:
         self.unchecked: list[Checked] = []
         self.faults: list[str] = []
         kinds = ("head", "qkv", "o_proj", "dense MLP")
-        names = [name for name, wanted in dense_tensors(config).items() if wanted.kind in kinds]
+        names = [n for n, wanted in dense_tensors(config).items() if wanted.kind in kinds and wanted.dtype != "F32"]
         self.done, self.total = 0, sum(checkpoint.tensors[name].nbytes for name in names)
 
     def load(self, table: ExpertTable, skipped: list[str]) -> Weights:

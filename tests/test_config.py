@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build import SMALL_CONFIG
+from tests.build import SMALL_CONFIG
 
 from mimo_vk.config import IGNORED, load_config, load_generation_config
 from mimo_vk.errors import CheckpointError
