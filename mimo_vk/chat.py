@@ -1,0 +1,258 @@
+"""``mimo-vk chat``: a conversation on a terminal, or an answer for each line that is piped in."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TextIO
+
+from mimo_vk import __version__
+from mimo_vk.conversation import ContextFull, Conversation, text_tools
+from mimo_vk.engine import Engine
+from mimo_vk.errors import MimoError
+from mimo_vk.progress import Progress
+from mimo_vk.sampling import Sampler
+from mimo_vk.settings import Settings
+from mimo_vk.stream import Content, Event, Reasoning
+
+HELP = """\
+/reset   forget the conversation
+/think   let the model think before it answers, or stop that
+/stats   where the time went
+/quit    leave (so does Ctrl-D); Ctrl-C stops an answer
+/help    this list"""
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+PROMPT = "> "
+# What a terminal would act on: control characters but tab and newline.
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+
+
+def main(settings: Settings, args: argparse.Namespace) -> int:
+    """Chat until the input ends. 0, or the status of the last piped line that could not be answered."""
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    with Progress() as progress, Engine.open(settings, progress) as engine:
+        progress.clear()
+        for warning in engine.warnings:
+            print(f"mimo-vk: warning: {warning}", file=sys.stderr)
+        screen = Screen(sys.stdout)
+        chat = Chat(engine, settings, screen)
+        if terminal and screen.terminal:
+            screen.note(banner(engine, settings))
+        return chat.converse() if terminal else chat.answer_lines()
+
+
+def banner(engine: Any, settings: Settings) -> str:
+    """Model, backend, how to leave."""
+    shipped = " (the small model that ships with the project)" if settings.model is None else ""
+    return (
+        f"mimo-vk {__version__}: {engine.model_name}{shipped}, {engine.backend}, {engine.ctx} tokens of context\n"
+        "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
+    )
+
+
+class Chat:
+    """The commands and turns of one conversation."""
+
+    def __init__(self, engine: Any, settings: Settings, screen: Screen) -> None:
+        tokenizer, template = text_tools(engine)
+        generation = engine.generation
+        temperature = generation.temperature if settings.temperature is None else settings.temperature
+        top_p = generation.top_p if settings.top_p is None else settings.top_p
+        self.think = settings.think
+        self._engine = engine
+        self._screen = screen
+        self._conversation = Conversation(
+            engine.session(),
+            tokenizer,
+            template,
+            ctx=engine.ctx,
+            stop_ids=engine.stop_ids,
+            sampler=Sampler(temperature, top_p, settings.seed),
+        )
+
+    def converse(self) -> int:
+        """Read turns from a terminal. Ctrl-C twice in a row at the prompt, or Ctrl-D, leaves."""
+        _use_readline()
+        hinted = False
+        while True:
+            try:
+                line = input(PROMPT if self._screen.terminal else "")
+                hinted = False
+                if not self.line(line, terminal=True):
+                    return 0
+            except EOFError:
+                self._screen.end_line(force=True)
+                return 0
+            except KeyboardInterrupt:
+                self._screen.end_line(force=True)
+                if hinted:
+                    return 0
+                hinted = True
+                self._screen.note("Ctrl-C again or Ctrl-D leaves")
+            except MimoError as error:
+                self._screen.end_line()
+                print(f"mimo-vk: {error}", file=sys.stderr, flush=True)
+
+    def answer_lines(self) -> int:
+        """Answer each line of a pipe or file."""
+        status = 0
+        for line in _lines(sys.stdin):
+            try:
+                if not self.line(line, terminal=False):
+                    break
+            except MimoError as error:
+                self._screen.end_line()
+                print(f"mimo-vk: {error}", file=sys.stderr, flush=True)
+                status = error.exit_code
+        return status
+
+    def line(self, line: str, terminal: bool) -> bool:
+        """Do what one line asks; False to leave."""
+        line = line.strip()
+        command = re.fullmatch(r"/(\w*)(\s.*)?", line)
+        if not line:
+            return True
+        if command:
+            return self._command(command[1])
+        try:
+            if terminal:
+                with Interruptible() as stopped:
+                    self._answer(line, stopped)
+            else:
+                self._answer(line, None)
+        except ContextFull as error:
+            raise ContextFull(f"{error}: /reset starts afresh") from None
+        return True
+
+    def _command(self, name: str) -> bool:
+        if name == "quit":
+            return False
+        if name in ("help", ""):
+            self._screen.note(HELP)
+        elif name == "reset":
+            self._conversation.reset()
+            self._screen.note("forgotten")
+        elif name == "think":
+            self.think = not self.think
+            self._screen.note("thinking is on" if self.think else "thinking is off")
+        elif name == "stats":
+            used = f"context: {self._conversation.length} of {self._engine.ctx} tokens"
+            self._screen.note("\n".join([used, *self._engine.snapshot_stats().lines()]))
+        else:
+            self._screen.note(f"unknown command /{name}; /help lists them")
+        return True
+
+    def _answer(self, text: str, stopped: Interruptible | None) -> None:
+        """One turn, written as it comes."""
+        with Progress() as progress:
+            for event in self._conversation.ask(
+                text,
+                think=self.think,
+                cancel=stopped,
+                on_progress=lambda done, total: progress("reading the prompt", done, total),
+            ):
+                progress.clear()
+                self._screen.event(event)
+        self._screen.end_line()
+        answer = self._conversation.answer
+        if answer is not None and self._screen.terminal:
+            if answer.finish_reason == "cancelled":
+                self._screen.note("stopped")
+            elif answer.finish_reason == "length":
+                self._screen.note("the context is full: /reset starts afresh")
+
+
+class Screen:
+    """Where an answer is written: thinking dimmed on a terminal, nothing but the text anywhere else."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.terminal = out.isatty()
+        self._out = out
+        self._line_open = False
+        self._dimmed = False
+        self._last: type[Event] | None = None
+
+    def event(self, event: Event) -> None:
+        """One piece of an answer; each kind begins on a line of its own."""
+        if self._last not in (None, type(event)):
+            self.end_line()
+        if isinstance(event, Content | Reasoning):
+            self._write(event.text, dim=isinstance(event, Reasoning))
+        else:
+            call = json.dumps({"name": event.name, "arguments": event.arguments}, ensure_ascii=False)
+            self._write(call + "\n", dim=False)
+        self._last = type(event)
+
+    def note(self, text: str) -> None:
+        """Lines of the program's own."""
+        self.end_line()
+        self._write(text + "\n", dim=True)
+        self.end_line()
+
+    def end_line(self, force: bool = False) -> None:
+        """End the line that is open (force: whichever the cursor stands in), and an answer."""
+        if self._line_open or (force and self.terminal):
+            self._write("\n", dim=False)
+        self._set_dim(False)
+        self._last = None
+        self._out.flush()
+
+    def _write(self, text: str, dim: bool) -> None:
+        if not text:
+            return
+        self._set_dim(dim)
+        self._out.write(text.translate(_CONTROLS) if self.terminal else text)
+        self._out.flush()
+        self._line_open = not text.endswith("\n")
+
+    def _set_dim(self, dim: bool) -> None:
+        if self.terminal and dim != self._dimmed:
+            self._out.write(DIM if dim else PLAIN)
+            self._dimmed = dim
+
+
+class Interruptible:
+    """Within it Ctrl-C only makes the object, called, return True."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: Any = None
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Interruptible:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+
+def _use_readline() -> None:
+    """Line editing and history, where Python has them: importing is all that ``input`` needs."""
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.set_auto_history(True)
+
+
+def _lines(stream: TextIO | None) -> Iterator[str]:
+    """Lines as they arrive; bytes that are no text become replacement characters. A closed input has none."""
+    if stream is None:
+        return
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    while line := stream.readline():
+        yield line

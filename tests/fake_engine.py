@@ -1,0 +1,116 @@
+"""An engine without a model: it answers from a script, and records what it was given to read.
+
+Run as a program it is ``mimo-vk chat`` on that engine: python -m tests.fake_engine SECONDS_PER_TOKEN ANSWER...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mimo_vk.chat_format import ChatTemplate
+from mimo_vk.config import GenerationConfig
+from mimo_vk.errors import Cancelled, ReadError, UsageError
+from mimo_vk.stats import Stats
+from tests.small_tokenizer import small_tokenizer
+
+TEMPLATE = Path(__file__).parent / "data" / "chat_template.jinja"
+FAIL = "FAIL"  # an answer that can't be read from the disk
+
+
+class FakeSession:
+    """``prompts`` are the ids read, ``reused`` how many of each were there already."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.ids: list[int] = []
+        self.prompts: list[list[int]] = []
+        self.reused: list[int] = []
+        self.finish_reason = ""
+
+    def prompt(
+        self,
+        ids: list[int],
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Any:
+        if len(ids) > self._engine.ctx:
+            raise UsageError("the prompt is too long")
+        self.prompts.append(list(ids))
+        self.reused.append(len(self.ids) if ids[: len(self.ids)] == self.ids else 0)
+        for _ in range(self._engine.prompt_blocks):
+            time.sleep(self._engine.delay)
+            if cancel is not None and cancel():
+                raise Cancelled("stopped")
+        self.ids = list(ids)
+        if on_progress is not None:
+            on_progress(len(ids), len(ids))
+        return np.zeros((1, 4), np.float32)
+
+    def generate(
+        self, logits: Any, *, max_tokens: int, sampler: Any, stop_ids: Any = None, cancel: Any = None
+    ) -> Iterator[int]:
+        answer = self._engine.answers.pop(0)
+        if answer == FAIL:
+            raise ReadError("shard.safetensors: byte 12: input/output error")
+        self.finish_reason = "length"
+        for count, token in enumerate(self._engine.tokenizer.encode(answer, special=True)):
+            if count == max_tokens:
+                return
+            yield token
+            self.ids.append(token)
+            time.sleep(self._engine.delay)
+            if cancel is not None and cancel():
+                self.finish_reason = "cancelled"
+                return
+        self.finish_reason = "stop"
+
+
+class FakeEngine:
+    def __init__(self, answers: list[str], delay: float = 0.0, ctx: int = 400, template: str = "") -> None:
+        self.answers, self.delay, self.ctx = answers, delay, ctx
+        self.prompt_blocks = 1
+        self.tokenizer = small_tokenizer()
+        self.template = ChatTemplate(template or TEMPLATE.read_text(encoding="utf-8"), "template")
+        self.generation = GenerationConfig(temperature=1.0, top_p=1.0, eos_token_ids=None)
+        self.stop_ids = frozenset({self.tokenizer.control["<|im_end|>"].id})
+        self.model_dir, self.model_name, self.backend = Path("fake"), "fake", "script"
+        self.warnings: list[str] = []
+        self.sessions: list[FakeSession] = []
+
+    def session(self) -> FakeSession:
+        self.sessions.append(FakeSession(self))
+        return self.sessions[-1]
+
+    def snapshot_stats(self) -> Stats:
+        return Stats(prefill_tokens=7)
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+def program(delay: float, answers: list[str], arguments: list[str]) -> int:
+    """The command line with this engine in the place of the real one."""
+    from mimo_vk import chat, cli
+
+    class Opener:
+        @staticmethod
+        def open(settings: Any, progress: Any) -> FakeEngine:
+            return FakeEngine(answers, delay)
+
+    chat.Engine = Opener  # type: ignore[assignment,misc]
+    return cli.main(["chat", *arguments])
+
+
+if __name__ == "__main__":
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    sys.exit(program(float(sys.argv[1]), sys.argv[2:split], sys.argv[split + 1 :]))
