@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -74,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for a bad call or a bad checkpoint, 1 for the rest."""
     try:
         status = edge(argv)
-        flush()
+        if not status:
+            flush()
     except BrokenPipeError:
         status = BROKEN_PIPE
     except OSError as error:  # the last of the output did not fit
@@ -125,12 +127,24 @@ def report(text: str) -> None:
             print(f"mimo-vk: {line}", file=sys.stderr, flush=True)
 
 
+class LineHandler(logging.Handler):
+    """Log records as lines of the program's own, on whatever standard error is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        report(self.format(record))
+
+
 def start_log(level: str) -> None:
-    """Log lines go to standard error; text that a terminal's encoding lacks is replaced rather than fatal."""
-    logging.basicConfig(level=level.upper(), format="mimo-vk: %(levelname)s %(message)s", stream=sys.stderr, force=True)
-    logging.getLogger("numba").setLevel(logging.WARNING)
+    """Log to standard error from ``level`` on; text that a terminal's encoding lacks is replaced rather than fatal."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, LineHandler) for handler in root.handlers):
+        handler = LineHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        root.addHandler(handler)
+    for name in ("mimo_vk", "cpu_fallback"):
+        logging.getLogger(name).setLevel(level.upper())
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from mimo_vk.engine import Engine
 from mimo_vk.errors import UsageError
@@ -16,9 +16,7 @@ from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings, whole
-from mimo_vk.stream import AnswerParser, Content, Event, Reasoning
-
-TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # what the parser reads, should they be special tokens
+from mimo_vk.stream import TAGS, AnswerParser, Content, Event, FinishReason, Reasoning
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Answer:
     text: str = ""
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: str = "length"
+    finish_reason: FinishReason = "length"
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
@@ -110,7 +108,7 @@ def generate(engine: Engine, session: Session, logits: Any, ngen: int, sampler: 
             printer.content(f"{token} ")
         else:
             printer.events(parser.push(stream.push(token)))
-    answer.finish_reason = (session.finish_reason or "length") if ngen else "length"
+    answer.finish_reason = cast(FinishReason, session.finish_reason) if ngen else "length"
     if stream is not None:
         printer.events(parser.push(stream.flush()))
         printer.events(parser.finish(answer.finish_reason))
