@@ -43,6 +43,8 @@ def build_parser() -> Parser:
         command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         if name == "run":
             add_run_flags(command)
+        elif name == "bench":
+            add_bench_flags(command)
         add_shared_flags(command)
     return parser
 
@@ -55,6 +57,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, put into the chat template")
     parser.add_argument("--ngen", metavar="N", default="256", help="tokens to generate at most (256); 0 only reads")
     parser.add_argument("--dump-logits", metavar="FILE.npy", help="write the logits of every prompt position, float32")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    """What only ``bench`` takes."""
+    parser.add_argument("--kernels", action="store_true", help="time the single kernels too, at the release's sizes")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
