@@ -6,6 +6,7 @@ the further directories. Everything wrong with any file is found at the start an
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -104,6 +105,26 @@ class Checkpoint:
         out = np.empty((stop - start, *info.shape[1:]), _NUMPY[info.dtype])
         return self._read_into(info, out, info.offset + start * row)
 
+    def data_ranges(self, name: str) -> list[tuple[int, int]]:
+        """The byte ranges of a tensor that its file stores, counted from the tensor's start.
+
+        The rest are holes of a sparse file: they read as zeros and need no look. Errors: ReadError.
+        """
+        info = self.tensors[name]
+        end, ranges = info.offset + info.nbytes, []
+        try:
+            with info.path.open("rb", buffering=0) as file:
+                at = info.offset
+                while at < end:
+                    start = _seek(file.fileno(), at, os.SEEK_DATA)
+                    if start is None or start >= end:
+                        break
+                    at = min(_seek(file.fileno(), start, os.SEEK_HOLE) or end, end)
+                    ranges.append((start - info.offset, at - info.offset))
+        except OSError as error:
+            raise ReadError(f"{info.path}: {info.name}: {error.strerror}") from error
+        return ranges
+
     def _read_into(self, info: TensorInfo, out: NDArray[Any], offset: int) -> NDArray[Any]:
         view, done = out.reshape(-1).view(np.uint8), 0
         try:
@@ -117,6 +138,16 @@ class Checkpoint:
         except OSError as error:
             raise ReadError(f"{info.path}: {info.name}: at {offset + done}: {error.strerror}") from error
         return out
+
+
+def _seek(fd: int, offset: int, whence: int) -> int | None:
+    """lseek to data or to a hole; None where there is none from the offset on."""
+    try:
+        return os.lseek(fd, offset, whence)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
 
 
 @contextmanager

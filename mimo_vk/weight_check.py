@@ -23,6 +23,7 @@ class Checked(NamedTuple):
 
     where: str  # file and tensor, for the message
     array: NDArray[Any]
+    ranges: list[tuple[int, int]]  # bytes of the array that are stored; the rest are zeros that nobody wrote
 
 
 def first_bad(flat: NDArray[Any]) -> int | None:
@@ -56,7 +57,7 @@ def describe(tensor: Checked, index: int) -> str:
 def check_tensors(tensors: list[Checked], threads: int = 2, progress: Progress | None = None) -> list[str]:
     """Look through all of them: a line for the first bad place of each faulty tensor."""
     pieces = list(_pieces(tensors))
-    total, done = sum(t.array.nbytes for t in tensors), 0
+    total, done = sum(flat.nbytes for _, _, flat in pieces), 0
     found: dict[int, int] = {}
     with ThreadPoolExecutor(threads) as pool:
         for (tensor, start, flat), bad in zip(pieces, pool.map(lambda piece: first_bad(piece[2]), pieces), strict=True):
@@ -69,8 +70,11 @@ def check_tensors(tensors: list[Checked], threads: int = 2, progress: Progress |
 
 
 def _pieces(tensors: list[Checked]) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """(tensor, first item, items) of each stored stretch, cut to pieces."""
     for number, tensor in enumerate(tensors):
         flat = tensor.array.reshape(-1)
-        step = PIECE // flat.itemsize
-        for start in range(0, flat.size, step):
-            yield number, start, flat[start : start + step]
+        size = flat.itemsize
+        for begin, end in tensor.ranges:
+            first, last = begin // size, -(-end // size)  # a hole may begin inside an item
+            for start in range(first, last, PIECE // size):
+                yield number, start, flat[start : min(start + PIECE // size, last)]

@@ -211,7 +211,8 @@ class _Loader:
     def _view(self, name: str) -> NDArray[Any]:
         """The mapped tensor, noted for the check."""
         array = self.checkpoint.mapped(name)
-        self.unchecked.append(Checked(_at(self.checkpoint.tensors[name]), array))
+        ranges = self.checkpoint.data_ranges(name)
+        self.unchecked.append(Checked(_at(self.checkpoint.tensors[name]), array, ranges))
         return array
 
     def _vector(self, name: str) -> F32:

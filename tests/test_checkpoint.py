@@ -128,6 +128,30 @@ def test_optional_files_that_are_there_are_read(tmp_path: Path):
     assert checkpoint.read("b.x").tolist() == [0x3F80, 0x4000]
 
 
+def test_holes_of_a_sparse_file_are_known(tmp_path: Path):
+    """4 MiB of which only 64 KiB in the middle was written; a file system without holes reports it all as data."""
+    path, size = tmp_path / "model.safetensors", 4 << 20
+    raw_file(path, {"t": entry(shape=[size], offsets=[0, size]), "u": entry(shape=[4], offsets=[size, size + 4])})
+    start = path.stat().st_size
+    os.truncate(path, start + size + 4)
+    with path.open("r+b") as file:
+        file.seek(start + (2 << 20))
+        file.write(b"x" * 65536)
+    checkpoint = Checkpoint.open(tmp_path)
+    ranges = checkpoint.data_ranges("t")
+    data = checkpoint.read("t")
+    inside = np.zeros(size, bool)
+    for begin, end in ranges:
+        assert 0 <= begin < end <= size
+        inside[begin:end] = True
+    assert not data[~inside].any()
+    assert inside[2 << 20 : (2 << 20) + 65536].all()
+    assert ranges == sorted(ranges)
+    if path.stat().st_blocks * 512 < size:  # the file system made holes
+        assert inside.sum() < size // 2
+    assert sum(end - begin for begin, end in checkpoint.data_ranges("u")) in (0, 4)
+
+
 # Files that are missing, empty, short, unreadable
 
 

@@ -12,6 +12,7 @@ from mimo_vk.checkpoint import Checkpoint
 from mimo_vk.config import load_config
 from mimo_vk.errors import CheckpointError
 from mimo_vk.formats import E4M3FN, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8, dequantize, quantize_int8
+from mimo_vk.weight_check import Checked, check_tensors
 from mimo_vk.weights import Weights, check_names, load_weights
 from tests.build import (
     DENSE_INNER,
@@ -323,6 +324,23 @@ def test_bfloat16_that_is_not_finite_is_told(tmp_path: Path, name: str, index: i
     broken = patched(small_tensors()[name], 2 * index, code.to_bytes(2, "little"))
     (line,) = faults(tmp_path, small_tensors() | {name: broken})
     assert line.endswith(f"tensor {name}: {place}")
+
+
+def test_pieces_and_blocks_give_the_same_places(monkeypatch: pytest.MonkeyPatch):
+    """A NaN at each place in turn, with the array cut every way into stored stretches, pieces and blocks."""
+    for dtype, good, bad in (("<u2", 0x3F80, 0x7F80), ("u1", 0x7E, 0xFF)):
+        for block, piece in ((1, 2), (3, 10), (64, 4096)):
+            monkeypatch.setattr("mimo_vk.weight_check.BLOCK", block)
+            monkeypatch.setattr("mimo_vk.weight_check.PIECE", piece)
+            for place in range(35):
+                array = np.full((5, 7), good, dtype)
+                array[place // 7, place % 7] = bad
+                whole, cut = [(0, array.nbytes)], [(0, 11), (11, 12), (12, array.nbytes)]
+                for ranges in (whole, cut):
+                    (line,) = check_tensors([Checked("t", array, ranges)])
+                    assert f"t: row {place // 7}, column {place % 7}: " in line
+    assert check_tensors([Checked("t", np.full((5, 7), 0x7E, np.uint8), [(0, 35)])]) == []
+    assert check_tensors([Checked("t", np.full((5, 7), 0x7F7F, np.uint16), [(0, 70)])]) == []
 
 
 def test_each_faulty_tensor_is_told_once(tmp_path: Path):
