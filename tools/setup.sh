@@ -14,7 +14,7 @@ STAMP=$ROOT/.venv/setup-stamp
 CORE_PACKAGES=(python3 python3-venv)
 VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools)
 
-say() { printf 'setup: %s\n' "$*"; }
+say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 # What the last complete set-up was made from: the recipe, the Python, the place, and which system packages are absent.
@@ -38,26 +38,26 @@ done_before() {
     [[ -f $STAMP && -x .venv/bin/mimo-vk ]] && "$PY" -c '' 2>/dev/null && [[ $(stamp_now) == "$(<"$STAMP")" ]]
 }
 
-# Installs what is missing, as root or through a sudo that asks nothing; otherwise names it in one line.
-system_packages() {
-    local missing as_root=()
-    mapfile -t missing < <(missing_packages)
-    ((${#missing[@]})) || return 0
-    if ((EUID != 0)); then
-        if ! sudo -n true 2>/dev/null; then
-            say "not installed, to be pasted once: sudo apt-get install -y ${missing[*]}"
-            return 0
-        fi
-        as_root=(sudo -n)
-    fi
-    say "installing ${missing[*]}"
+# Installs packages as root, or through a sudo that asks nothing; fails where neither is to be had.
+apt_install() {
+    local as_root=()
+    command -v apt-get >/dev/null || return 1
+    ((EUID == 0)) || as_root=(sudo -n)
+    ((EUID == 0)) || sudo -n true 2>/dev/null || return 1
+    say "installing $*"
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -ec \
-        'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null' sh "${missing[@]}" ||
-        say "apt-get failed; going on with what is there"
+        'apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null' sh "$@"
 }
 
-# A Python that numpy 1.26 and kp have builds for, and that can make a virtual environment.
-find_python() {
+system_packages() {
+    local missing
+    mapfile -t missing < <(missing_packages)
+    ((${#missing[@]} == 0)) || apt_install "${missing[@]}" ||
+        say "not installed, to be pasted once: sudo apt-get install -y ${missing[*]}"
+}
+
+# The first Python that numpy 1.26 and kp have builds for, and that can make a virtual environment.
+usable_python() {
     local name
     for name in python3 python3.12 python3.11; do
         if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
@@ -65,6 +65,13 @@ find_python() {
             return
         fi
     done
+    return 1
+}
+
+# Ubuntu 22.04's own python3 is older, but it has a newer one beside it.
+find_python() {
+    usable_python && return
+    apt_install python3.11 python3.11-venv python3.11-dev && usable_python && return
     die "needs Python 3.11 or 3.12 with its venv module: sudo apt-get install -y python3 python3-venv"
 }
 
