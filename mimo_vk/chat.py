@@ -152,21 +152,21 @@ class Chat:
     def _answer(self, text: str, stopped: Interruptible | None) -> None:
         """One turn, written as it comes."""
         with Progress() as progress:
-            for event in self._conversation.ask(
-                text,
-                think=self.think,
-                cancel=stopped,
-                on_progress=lambda done, total: progress("reading the prompt", done, total),
-            ):
+
+            def on_progress(done: int, total: int) -> None:
+                if sys.stderr is not None and sys.stderr.isatty():
+                    progress("reading the prompt", done, total)
+
+            for event in self._conversation.ask(text, think=self.think, cancel=stopped, on_progress=on_progress):
                 progress.clear()
                 self._screen.event(event)
-        self._screen.end_line()
         answer = self._conversation.answer
-        if answer is not None and self._screen.terminal:
-            if answer.finish_reason == "cancelled":
-                self._screen.note("stopped")
-            elif answer.finish_reason == "length":
-                self._screen.note("the context is full: /reset starts afresh")
+        reason = answer.finish_reason if answer is not None else ""
+        self._screen.end_line(force=reason == "cancelled")  # the terminal has put a ^C where the cursor stood
+        if self._screen.terminal and reason == "cancelled":
+            self._screen.note("stopped")
+        elif self._screen.terminal and reason == "length":
+            self._screen.note("the context is full: /reset starts afresh")
 
 
 class Screen:

@@ -29,7 +29,8 @@ CORPUS = [
     "You are provided with the following tools:\n\n<tools>\n</tools>",
     '{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}',
     "<function=name><parameter=key>value</parameter></function> <|im_start|>system <|im_end|>assistant user tool think",
-    "the quick brown fox jumps over the lazy dog; wie geht's? ça va très bien, mañana à l'école 你好，世界 こんにちは 🙂🎉",
+    "the quick brown fox jumps over the lazy dog; wie geht's? ça va très bien, mañana",
+    "à l'école 你好，世界 こんにちは 🙂🎉",
 ]
 
 

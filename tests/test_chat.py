@@ -64,6 +64,11 @@ def test_a_full_context_is_one_line() -> None:
     assert done.returncode == 2
 
 
+def test_a_bad_flag_is_one_line() -> None:
+    done = piped(b"Hi\n", "never", flags=("--temperature", "hot"))
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+
+
 def test_no_input_at_all() -> None:
     assert piped(b"").stdout == b""
     closed = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *FAKE, "0", "x"], capture_output=True, cwd=ROOT, timeout=60)

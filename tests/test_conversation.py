@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from mimo_vk.conversation import ContextFull, Conversation, text_tools
 from mimo_vk.errors import CheckpointError, ReadError
 from mimo_vk.sampling import Sampler
 from mimo_vk.stream import Content, Event, Reasoning, ToolCall
+from tests.engines import open_engine
 from tests.fake_engine import FAIL, FakeEngine, FakeSession
 
 
@@ -186,3 +188,27 @@ def test_a_chat_needs_a_tokenizer_and_a_template(tmp_path: Any) -> None:
     engine.tokenizer = None  # type: ignore[assignment]
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
         text_tools(engine)
+
+
+def test_on_a_real_engine_a_turn_resumes_and_cancelling_keeps_what_came(tiny_checkpoint: Path) -> None:
+    with open_engine(tiny_checkpoint, backend="numpy", ctx=120) as engine:
+        session = engine.session()
+        tokenizer, template = text_tools(engine)
+        stops = frozenset(range(engine.vocab_limit, engine.config.vocab_size))  # none that can be sampled
+        conversation = Conversation(session, tokenizer, template, ctx=120, stop_ids=stops, sampler=Sampler(1.0, 1.0, 3))
+
+        def enough() -> bool:
+            return conversation.answer is not None and len(conversation.answer.ids) >= 4
+
+        list(conversation.ask("Hello", think=False, cancel=enough))
+        first = conversation.answer
+        assert first is not None and (first.finish_reason, len(first.ids)) == ("cancelled", 4)
+        list(conversation.ask("Go on", think=False, cancel=lambda: conversation.answer is not first and enough()))
+        second = conversation.answer
+        assert second is not None and second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+        assert second.prompt_ids[len(first.prompt_ids) :][:4] == first.ids
+        assert engine.snapshot_stats().reused_tokens == len(first.prompt_ids) + 3  # the fourth id was not read yet
+        cold = engine.session().prompt(second.prompt_ids)
+        warm_session = engine.session()
+        warm_session.prompt(second.prompt_ids[:-5])
+        assert warm_session.prompt(second.prompt_ids).tobytes() == cold.tobytes()
