@@ -32,5 +32,5 @@ shaders/%.spv: shaders/%.comp $(wildcard shaders/include/*)
 	glslangValidator -V --target-env vulkan1.1 -Ishaders/include -o $@ $<
 
 clean: ## remove what set-up and builds made (not the cached kp wheel)
-	rm -rf .venv .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

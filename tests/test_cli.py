@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -297,3 +298,26 @@ def test_a_device_is_written_to_and_stays_a_device(project_root: Path, tiny_chec
     done = run_tiny(project_root, tiny_checkpoint, "--ids", IDS, "--ngen", "0", "--dump-logits", "/dev/null")
     assert done.returncode == 0
     assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("ending", ["interrupt", "closed pipe"])
+def test_an_answer_can_be_stopped(ending: str, project_root: Path, tiny_checkpoint: Path) -> None:
+    flags = ["--model", tiny_checkpoint, "--cpu", "--ids", IDS, "--ngen", "2000", "--temperature", "9", "--seed", "1"]
+    process = subprocess.Popen(
+        [*COMMAND, "run", *map(str, flags)],
+        cwd=project_root,
+        env={**os.environ, "MIMO_BACKEND": "numpy"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read(1)  # the answer has begun
+    if ending == "interrupt":
+        process.send_signal(signal.SIGINT)
+    else:
+        process.stdout.close()
+    said = [line for line in process.stderr.read().decode().splitlines() if line.startswith(("mimo-vk: ", "Traceback"))]
+    assert (process.wait(60), said) == (130 if ending == "interrupt" else 141, [])
+    process.stderr.close()
+    process.stdout.close()
