@@ -29,6 +29,8 @@ REPEAT = 3
 PARTS = ("dense", "attention", "experts", "head", "other", "disk", "python")
 _SEED = 1234
 
+Report = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -41,39 +43,48 @@ class Run:
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
-    """Print the table, and with --json one object as the last line; --kernels adds the single kernels."""
+    """Print the table as it is measured, and with --json one object last; --kernels adds the single kernels."""
     with Progress() as progress:
-        with Engine.open(settings, progress) as engine:
-            report = measure(engine, progress, REPEAT)
-        if args.kernels:
-            from mimo_vk import bench_kernels
 
-            report["kernels"] = bench_kernels.measure(settings)
-    print("\n".join(lines(report)))
+        def show(line: str) -> None:
+            progress.clear()
+            print(line, flush=True)
+
+        with Engine.open(settings, progress) as engine:
+            report = measure(engine, progress, show, REPEAT)
+    if args.kernels:
+        from mimo_vk import bench_kernels
+
+        report["kernels"] = bench_kernels.measure(settings)
     if args.json:
         print(json.dumps(report))
     return 0
 
 
-def measure(engine: Engine, progress: Callable[[str, int, int], None], repeat: int) -> dict[str, Any]:
-    """Everything the bench reports, as plain numbers: seconds, bytes, tokens."""
+def measure(
+    engine: Engine, progress: Callable[[str, int, int], None], show: Callable[[str], None], repeat: int
+) -> Report:
+    """Everything the bench reports, as plain numbers: seconds, bytes, tokens. ``show`` gets the lines of the table."""
     bench = _Bench(engine, repeat)
     todo = [partial(bench.prefill, n, cold) for n in bench.prompts for cold in (True, False)]
     todo += [partial(bench.decode, cold) for cold in (True, False)]
     progress("warming up", 0, len(todo))
     bench.warm_up()
-    phases = []
+    report: Report = {"model": bench.model(), "phases": []}
+    for line in head_lines(report["model"]):
+        show(line)
     for i, phase in enumerate(todo):
         progress("measuring", i, len(todo))
-        phases.append(phase())
+        report["phases"].append(phase())
+        show(phase_line(report["phases"][-1]))
     progress("measuring the limits", len(todo), len(todo))
-    return {
-        "model": bench.model(),
-        "phases": phases,
-        "limit": bench.limit(),
-        "python": {"seconds": python_seconds(engine.model.weights, engine.cache), "layers": LAYERS},
-        "disk": disk_rates(engine.cache, engine.model.weights.experts),
-    }
+    weights = engine.model.weights
+    report["limit"] = bench.limit()
+    report["python"] = {"seconds": python_seconds(weights, engine.cache), "layers": LAYERS}
+    report["disk"] = disk_rates(engine.cache, weights.experts)
+    for line in limit_lines(report):
+        show(line)
+    return report
 
 
 class _Bench:
@@ -94,7 +105,7 @@ class _Bench:
         self._read(max(self.prompts, default=self._start))
         self._generate(2)
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> Report:
         engine = self._engine
         return {
             "name": engine.model_name,
@@ -107,7 +118,7 @@ class _Bench:
             "dense_bits": engine.settings.dense_bits,
         }
 
-    def prefill(self, count: int, cold: bool) -> dict[str, Any]:
+    def prefill(self, count: int, cold: bool) -> Report:
         """Read ``count`` tokens. Warm: the same tokens were the last thing read."""
         runs = []
         for i in range(self._repeat + (not cold)):
@@ -118,7 +129,7 @@ class _Bench:
                 runs.clear()
         return _phase(f"prompt of {count}", cold, runs)
 
-    def decode(self, cold: bool) -> dict[str, Any]:
+    def decode(self, cold: bool) -> Report:
         """Generate, by the same steps each time. Cold: the cache is empty at the first of them."""
         runs = []
         for i in range(self._repeat + (not cold)):
@@ -130,7 +141,7 @@ class _Bench:
                 runs.clear()
         return _phase(f"decode of {self._steps}", cold, runs)
 
-    def limit(self) -> dict[str, Any]:
+    def limit(self) -> Report:
         """The read-only pass over what one more step, of a warm cache, touched."""
         engine = self._engine
         self._read(self._start)
@@ -172,7 +183,7 @@ def _counters(engine: Engine) -> dict[str, float]:
     }
 
 
-def _phase(name: str, cold: bool, runs: list[Run]) -> dict[str, Any]:
+def _phase(name: str, cold: bool, runs: list[Run]) -> Report:
     """The medians of some runs; a part is its median too, so that parts add up to about the whole."""
     seconds = median(run.seconds for run in runs)
     return {
@@ -186,26 +197,25 @@ def _phase(name: str, cold: bool, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def lines(report: dict[str, Any]) -> list[str]:
-    """The report for a person: a row per phase, with milliseconds per token where they went."""
-    model = report["model"]
-    head = f"{'':26}{'tokens/s':>9}" + "".join(f"{part:>10}" for part in PARTS) + f"{'GB read':>9}"
-    out = [
+def head_lines(model: Report) -> list[str]:
+    """What is measured, and the table's head."""
+    columns = f"{'':26}{'tokens/s':>9}" + "".join(f"{part:>10}" for part in PARTS) + f"{'GB read':>9}"
+    return [
         f"{model['name']}: {model['layers']} layers, {model['experts']} experts a layer ({model['cap']} cached), "
         f"{model['backend']}, threads {model['threads']}, blocks of {model['chunk']}",
-        head + "   (parts: ms per token)",
+        columns + "   (parts: ms per token)",
     ]
-    out += [_row(phase) for phase in report["phases"]]
-    return [*out, *_limit_lines(report)]
 
 
-def _row(phase: dict[str, Any]) -> str:
+def phase_line(phase: Report) -> str:
+    """A row of the table, with milliseconds per token where they went."""
     name = f"{phase['phase']}, {phase['cache']}"
     parts = "".join(f"{phase['parts'][part] / phase['tokens'] * 1e3:10.2f}" for part in PARTS)
     return f"{name:26}{phase['tokens_per_second']:9.1f}{parts}{phase['bytes_read'] / 1e9:9.2f}"
 
 
-def _limit_lines(report: dict[str, Any]) -> list[str]:
+def limit_lines(report: Report) -> list[str]:
+    """What the last row, decode from a warm cache, stands beside."""
     limit, python, disk = report["limit"], report["python"], report["disk"]
     warm = report["phases"][-1]
     out = [

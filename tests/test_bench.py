@@ -63,7 +63,8 @@ def test_arrays_are_found_at_any_depth() -> None:
 
 
 def test_every_phase_is_measured_and_its_parts_add_up(engine: Engine, tiny_checkpoint: Path) -> None:
-    report = bench.measure(engine, lambda what, done, total: None, repeat=1)
+    shown: list[str] = []
+    report = bench.measure(engine, lambda what, done, total: None, shown.append, 1)
     assert [(p["phase"], p["cache"], p["tokens"]) for p in report["phases"]] == [
         ("prompt of 3", "cold", 3),
         ("prompt of 3", "warm", 3),
@@ -84,7 +85,8 @@ def test_every_phase_is_measured_and_its_parts_add_up(engine: Engine, tiny_check
     assert report["python"]["layers"] == 48 and report["python"]["seconds"] > 0
     assert report["disk"] is None  # too little to read
     assert report["model"]["cap"] == 16 and report["model"]["backend"] == engine.backend
-    assert len(bench.lines(report)) == 2 + 6 + 3
+    rows = [bench.phase_line(phase) for phase in report["phases"]]
+    assert shown == [*bench.head_lines(report["model"]), *rows, *bench.limit_lines(report)]
 
 
 def test_the_pass_reads_the_chosen_experts(engine: Engine) -> None:
@@ -223,14 +225,14 @@ def test_medians_and_rates_of_a_phase() -> None:
 def test_the_lines_of_a_report() -> None:
     parts = {part: 0.4 * (i + 1) for i, part in enumerate(PARTS)}
     phase = {"phase": "decode of 32", "cache": "warm", "tokens": 32, "seconds": 4.0, "tokens_per_second": 8.0}
-    report = {
+    report: dict[str, Any] = {
         "model": {"name": "m", "layers": 3, "experts": 8, "cap": 4, "backend": "numba", "threads": 2, "chunk": 64},
         "phases": [{**phase, "bytes_read": 1_230_000_000, "parts": parts}],
         "limit": {"seconds": 0.0625, "bytes": 1_000_000_000},
         "python": {"seconds": 0.0025, "layers": 48},
         "disk": {"cache": 1.5e9, "dd": 1.2e9, "bytes": 2_000_000_000},
     }
-    lines = bench.lines(report)
+    lines = [*bench.head_lines(report["model"]), bench.phase_line(report["phases"][0]), *bench.limit_lines(report)]
     assert lines[0] == "m: 3 layers, 8 experts a layer (4 cached), numba, threads 2, blocks of 64"
     row = "decode of 32, warm 8.0 12.50 25.00 37.50 50.00 62.50 75.00 87.50 1.23"
     assert " ".join(lines[2].split()) == row
@@ -249,5 +251,6 @@ def test_the_command_ends_with_one_object(
     assert bench.main(settings, argparse.Namespace(kernels=False, json=True)) == 0
     out = capsys.readouterr().out.splitlines()
     report = json.loads(out[-1])
-    assert out[:-1] == bench.lines(report)
+    assert len(out) == 2 + 6 + 3 + 1
+    assert out[2:8] == [bench.phase_line(phase) for phase in report["phases"]]
     assert {p["cache"] for p in report["phases"]} == {"cold", "warm"}
