@@ -222,13 +222,11 @@ class _Opening:
         if self._is_optional(shard):
             self.checkpoint.optional.update(info.name for info in header.tensors)
         self.checkpoint.files.append(path)
-        tensors = self.checkpoint.tensors
-        for info in header.tensors:
-            if info.name in tensors:
-                other = tensors[info.name].path
-                self.faults.append(f"{path}: tensor {quoted(info.name)}: also in {other}: expected in one file")
-            tensors[info.name] = info
-            held[info.name] = shard
+        found, tensors = {info.name: info for info in header.tensors}, self.checkpoint.tensors
+        for name in tensors.keys() & found.keys():
+            self.faults.append(f"{path}: tensor {quoted(name)}: also in {tensors[name].path}: expected in one file")
+        tensors.update(found)
+        held.update(dict.fromkeys(found, shard))
 
     def _is_optional(self, shard: str) -> bool:
         return any(fnmatchcase(shard, pattern) for pattern in self.optional)

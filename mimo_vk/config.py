@@ -7,7 +7,6 @@ would change the arithmetic in a way that isn't supported is refused, and all fa
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,7 @@ _FIXED_QUANTIZATION: dict[str, Any] = {
     "store_dtype": "mxfp4",
     "mxfp4_block_size": 32,
 }
+NO_LIMIT = 1e30  # for numbers that have none of their own; well inside float32
 MXFP4_COLUMNS = 32  # both inner widths of an expert come in whole MXFP4 blocks
 
 
@@ -165,11 +165,11 @@ class _Fields:
         value = self.take(key)
         if value is None and null is not None and key in self.raw:
             return null
-        if type(value) in (int, float) and low < value <= high and math.isfinite(value):
+        if type(value) in (int, float) and low < value <= high:  # false for NaN
             return float(value)
-        bounds = f"a number above {low:g}" + (f", at most {high:g}" if high < 1e30 else "")
+        bounds = f"a number above {low:g}" + (f", at most {high:g}" if high < NO_LIMIT else "")
         self.fault(key, bounds + (" or null" if null is not None else ""))
-        return high if high < 1e30 else 1.0
+        return high if high < NO_LIMIT else 1.0
 
     def boolean(self, key: str) -> bool:
         value = self.take(key)
@@ -268,9 +268,9 @@ def _read(f: _Fields) -> Config:
         n_routed_experts=experts,
         num_experts_per_tok=chosen,
         rope_dim=_rope_dim(f, head_dim),
-        attention_value_scale=f.number("attention_value_scale", 0.0, math.inf, null=1.0),
+        attention_value_scale=f.number("attention_value_scale", 0.0, NO_LIMIT, null=1.0),
         layernorm_epsilon=f.number("layernorm_epsilon", 0.0, 1.0),
-        routed_scaling_factor=f.number("routed_scaling_factor", 0.0, math.inf, null=1.0),
+        routed_scaling_factor=f.number("routed_scaling_factor", 0.0, NO_LIMIT, null=1.0),
         max_position_embeddings=f.integer("max_position_embeddings"),
         qkv_chunks=f.integer("num_key_value_heads"),
         layers=_layers(f, head_dim),
@@ -310,7 +310,7 @@ def _layers(f: _Fields, head_dim: int) -> tuple[LayerSpec, ...]:
     kinds, chunks = [], f.integer("num_key_value_heads")
     for swa, prefix in enumerate(("", "swa_")):
         heads, kv = f.integer(f"{prefix}num_attention_heads"), f.integer(f"{prefix}num_key_value_heads")
-        v_dim, theta = f.integer(f"{prefix}v_head_dim"), f.number(f"{prefix}rope_theta", 0.0, math.inf)
+        v_dim, theta = f.integer(f"{prefix}v_head_dim"), f.number(f"{prefix}rope_theta", 0.0, NO_LIMIT)
         _check_heads(f, prefix, heads, kv, chunks)
         kinds.append((window if swa else None, heads, kv, v_dim, theta, sinks[swa]))
     specs = []

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.build import SMALL_CONFIG
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mimo_vk.config import IGNORED, load_config, load_generation_config
 from mimo_vk.errors import CheckpointError
+from tests.build import SMALL_CONFIG
 
 DATA = Path(__file__).parent / "data"
 
@@ -225,6 +227,38 @@ def test_what_is_not_an_object_is_refused(tmp_path: Path, text: bytes):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"config\.json: can't be read: No such file"):
         load_config(tmp_path)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**400), 10**400)
+    | st.integers(-2, 40)
+    | st.floats()
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.dictionaries(st.sampled_from([*SMALL_CONFIG, "rope_parameters", "vision_config"]), values, max_size=4)
+)
+def test_any_values_are_read_or_refused(tmp_path: Path, changes: dict[str, Any]):
+    path = write(tmp_path, changed(**changes))
+    try:
+        config, _ = load_config(path)
+    except CheckpointError as error:
+        assert error.problems and all("\n" not in line for line in error.problems)
+        assert len(error.problems) == len(set(error.problems))
+        return
+    for spec in config.layers:
+        assert spec.num_heads % spec.num_kv_heads == 0
+        assert spec.num_heads % config.qkv_chunks == spec.num_kv_heads % config.qkv_chunks == 0
+    assert config.rope_dim % 2 == 0
+    assert config.hidden_size % 32 == config.moe_intermediate_size % 32 == 0
+    assert config.num_experts_per_tok <= config.n_routed_experts
 
 
 def test_generation_config_as_released():
