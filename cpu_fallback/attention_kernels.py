@@ -1,0 +1,270 @@
+"""The inner loops of attention as LLVM functions, and the numba intrinsics that call them. Arguments are addresses.
+
+8 query heads of one kv head are the lanes of a vector, a *plane*. A plane of q is [width][8], width the head dimension
+in whole rounds of 32; a plane of scores is [keys][8]. Keys and values are found through a table of row addresses, so
+that a ring, a cache and the block's own rows all look alike. Visiting the 32 lanes of a sum in bit-reversed order
+turns its tree into a stack of partial sums, at most 6 deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cpu_fallback.jit import jit
+from cpu_fallback.vector_ir import F32, FLOATS, I64, WIDTH, Builder, Value, add, broadcast, const, function, load, store
+
+LANES = 32
+PLANE_ROW = 4 * WIDTH  # bytes of one dimension of a plane of q, or of one key's scores
+KEY_TILE = 2  # keys that share the loads of q
+VALUE_TILE = 2  # vectors of a value row that one pass over the keys sums
+HEAD_TILE = 4  # heads that share the loads of the value rows
+BIT_REVERSED = tuple(int(f"{i:05b}"[::-1], 2) for i in range(LANES))
+
+
+def push(b: Builder, stack: list[Value], index: int, value: Value) -> None:
+    """Put the ``index``-th lane in bit-reversed order on the stack, joining what the tree joins."""
+    while index & 1:
+        value = b.fadd(stack.pop(), value)
+        index >>= 1
+    stack.append(value)
+
+
+def score_tile(b: Builder, rounds: int, planes: Sequence[Value], keys: Sequence[Value]) -> list[Value]:
+    """tree(q.k) of every plane with every key, plane by plane."""
+    stacks: list[list[Value]] = [[] for _ in range(len(planes) * len(keys))]
+    for index, lane in enumerate(BIT_REVERSED):
+        # A lane starts from its first product and not from +0: that only tells -0 from +0, which exp doesn't.
+        sums: list[Value] = [None] * len(stacks)
+        for dim in range(lane, rounds * LANES, LANES):
+            ks = [broadcast(b, load(b, add(b, key, 4 * dim), F32), FLOATS) for key in keys]
+            for p, plane in enumerate(planes):
+                q = load(b, add(b, plane, PLANE_ROW * dim), FLOATS)
+                for j, k in enumerate(ks):
+                    product = b.fmul(q, k)
+                    place = p * len(keys) + j
+                    sums[place] = product if sums[place] is None else b.fadd(sums[place], product)
+        for stack, total in zip(stacks, sums, strict=True):
+            push(b, stack, index, total)
+    return [stack[0] for stack in stacks]
+
+
+def pointer(b: Builder, table: Value, index: Value) -> Value:
+    return load(b, b.add(table, b.mul(index, const(8))), I64)
+
+
+@contextmanager
+def span(b: Builder, first: Value, last: Value, step: int) -> Iterator[Value]:
+    """Emit the body once, run it for first, first + step, ... while below ``last``."""
+    before, head, body, after = b.block, *(b.append_basic_block(name) for name in ("head", "body", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(first, before)
+    b.cbranch(b.icmp_signed("<", index, last), body, after)
+    b.position_at_end(body)
+    yield index
+    index.add_incoming(b.add(index, const(step)), b.block)
+    b.branch(head)
+    b.position_at_end(after)
+
+
+def emit_scores(rounds: int, planes: int) -> Callable[[Builder, Sequence[Value]], None]:
+    """scores[plane][j][8] = tree(q.k_j)*scale, and the largest of each head so far to maxima[plane][8]."""
+
+    def emit(b: Builder, args: Sequence[Value]) -> None:
+        q, table, count, scale_at, scores, plane_bytes, maxima = args
+        scale = broadcast(b, load(b, scale_at, F32), FLOATS)
+        qs = [add(b, q, p * rounds * LANES * PLANE_ROW) for p in range(planes)]
+        rows = [b.add(scores, b.mul(plane_bytes, const(p))) for p in range(planes)]
+
+        def some_keys(first: Value, keys: int) -> None:
+            addresses = [pointer(b, table, b.add(first, const(j))) for j in range(keys)]
+            sums = score_tile(b, rounds, qs, addresses)
+            for p in range(planes):
+                high = load(b, add(b, maxima, p * PLANE_ROW), FLOATS)
+                for j in range(keys):
+                    s = b.fmul(sums[p * keys + j], scale)
+                    place = b.add(rows[p], b.mul(b.add(first, const(j)), const(PLANE_ROW)))
+                    store(b, s, place)
+                    high = b.select(b.fcmp_ordered(">", s, high), s, high)
+                store(b, high, add(b, maxima, p * PLANE_ROW))
+
+        whole = b.and_(count, const(-KEY_TILE))
+        with span(b, const(0), whole, KEY_TILE) as first:
+            some_keys(first, KEY_TILE)
+        with span(b, whole, count, 1) as first:
+            some_keys(first, 1)
+
+    return emit
+
+
+def emit_subtract(b: Builder, args: Sequence[Value]) -> None:
+    """scores[j][8] -= maximum[8] for one plane."""
+    scores, count, maximum = args
+    m = load(b, maximum, FLOATS)
+    with span(b, const(0), b.mul(count, const(PLANE_ROW)), PLANE_ROW) as offset:
+        place = b.add(scores, offset)
+        store(b, b.fsub(load(b, place, FLOATS), m), place)
+
+
+def emit_denominator(b: Builder, args: Sequence[Value]) -> None:
+    """lanes[(first_lane + j) mod 32][8] += e[j][8] for one plane, j increasing."""
+    e, count, first_lane, lanes = args
+    with span(b, const(0), count, 1) as j:
+        lane = b.and_(b.add(j, first_lane), const(LANES - 1))
+        place = b.add(lanes, b.mul(lane, const(PLANE_ROW)))
+        weight = load(b, b.add(e, b.mul(j, const(PLANE_ROW))), FLOATS)
+        store(b, b.fadd(load(b, place, FLOATS), weight), place)
+
+
+def emit_lane(vectors: int, heads: int) -> Callable[[Builder, Sequence[Value]], None]:
+    """out[head][d] = sum of e[j][head]*v_j[d] over j = first, first + 32, ..., for a few heads and vectors of d."""
+
+    def emit(b: Builder, args: Sequence[Value]) -> None:
+        e, table, first, count, offset, out, head_bytes = args
+        zero = ir.Constant(FLOATS, [ir.Constant(F32, 0.0)] * WIDTH)
+        before, head, body, after = b.block, *(b.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        j = b.phi(I64)
+        j.add_incoming(first, before)
+        sums = [b.phi(FLOATS) for _ in range(heads * vectors)]
+        for total in sums:
+            total.add_incoming(zero, before)
+        b.cbranch(b.icmp_signed("<", j, count), body, after)
+        b.position_at_end(body)
+        row = b.add(pointer(b, table, j), offset)
+        values = [load(b, add(b, row, x * PLANE_ROW), FLOATS) for x in range(vectors)]
+        weights = b.add(e, b.mul(j, const(PLANE_ROW)))
+        for h in range(heads):
+            weight = broadcast(b, load(b, add(b, weights, 4 * h), F32), FLOATS)
+            for x in range(vectors):
+                total = sums[h * vectors + x]
+                total.add_incoming(b.fadd(total, b.fmul(weight, values[x])), b.block)
+        j.add_incoming(b.add(j, const(LANES)), b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        for h in range(heads):
+            for x in range(vectors):
+                place = add(b, b.add(out, b.mul(head_bytes, const(h))), x * PLANE_ROW)
+                store(b, sums[h * vectors + x], place)
+
+    return emit
+
+
+def emit_lane_values(b: Builder, args: Sequence[Value], module: Any) -> None:
+    """out[head][d] for ``heads`` heads (1 to 8) of one plane and ``vectors`` vectors of d: tiles of ``emit_lane``."""
+    e, table, first, count, heads, vectors, out, head_bytes = args
+
+    def tile(h: Value, x: Value, tile_heads: int, tile_vectors: int) -> None:
+        name = f"mimo_attention_lane_{tile_vectors}_{tile_heads}"
+        target = function(module, name, 7, emit_lane(tile_vectors, tile_heads))
+        offset = b.mul(x, const(PLANE_ROW))
+        place = b.add(b.add(out, b.mul(h, head_bytes)), offset)
+        b.call(target, [b.add(e, b.mul(h, const(4))), table, first, count, offset, place, head_bytes])
+
+    def head_tiles(x: Value, tile_vectors: int) -> None:
+        whole = b.and_(heads, const(-HEAD_TILE))
+        with span(b, const(0), whole, HEAD_TILE) as h:
+            tile(h, x, HEAD_TILE, tile_vectors)
+        with span(b, whole, heads, 1) as h:
+            tile(h, x, 1, tile_vectors)
+
+    even = b.and_(vectors, const(-VALUE_TILE))
+    with span(b, const(0), even, VALUE_TILE) as x:
+        head_tiles(x, VALUE_TILE)
+    with span(b, even, vectors, 1) as x:
+        head_tiles(x, 1)
+
+
+def calling(name: str, arguments: int, emit: Callable[[Builder, Sequence[Value]], None]) -> Any:
+    """Code of an intrinsic that calls the function ``name`` of its last ``arguments`` arguments."""
+
+    def codegen(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Any:
+        builder.call(function(builder.module, name, arguments, emit), args[len(args) - arguments :])
+        return context.get_dummy_value()
+
+    return codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_score_kernels(typingctx, rounds, table):  # type: ignore[no-untyped-def]
+    """The addresses of the kernels for one and for two planes to the int64 [2] table at this address."""
+    if not isinstance(rounds, types.IntegerLiteral):
+        return None
+    r = rounds.literal_value
+
+    def codegen(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Any:
+        for p in (1, 2):
+            kernel = function(builder.module, f"mimo_attention_scores_{r}_{p}", 7, emit_scores(r, p))
+            store(builder, builder.ptrtoint(kernel, I64), add(builder, args[1], 8 * (p - 1)))
+        return context.get_dummy_value()
+
+    return types.void(rounds, types.int64), codegen
+
+
+def make_score_kernels(rounds: int) -> tuple[NDArray[np.int64], Any]:
+    """Addresses of the kernels for head dimensions of ``rounds`` rounds, and the compiled code that must outlive them.
+
+    The kernels are long, so they are compiled once, apart from the code that calls them.
+    """
+
+    @jit()
+    def fill(table):  # type: ignore[no-untyped-def]
+        store_score_kernels(rounds, table.ctypes.data)
+
+    table = np.zeros(2, np.int64)
+    fill(table)
+    return table, fill
+
+
+score_kernels = cache(make_score_kernels)
+
+
+@intrinsic
+def score_keys(typingctx, kernel, q, table, count, scale_at, scores, plane_bytes, maxima):  # type: ignore[no-untyped-def]
+    """Call the score kernel at that address; see emit_scores."""
+
+    def codegen(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 7)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
+
+
+@intrinsic
+def subtract_maximum(typingctx, scores, count, maximum):  # type: ignore[no-untyped-def]
+    """See emit_subtract."""
+    return types.void(*[types.int64] * 3), calling("mimo_attention_subtract", 3, emit_subtract)
+
+
+@intrinsic
+def add_denominator(typingctx, e, count, first_lane, lanes):  # type: ignore[no-untyped-def]
+    """See emit_denominator."""
+    return types.void(*[types.int64] * 4), calling("mimo_attention_denominator", 4, emit_denominator)
+
+
+@intrinsic
+def lane_values(typingctx, e, table, first, count, heads, vectors, out, head_bytes):  # type: ignore[no-untyped-def]
+    """See emit_lane_values."""
+
+    def codegen(context: Any, builder: Builder, signature: Any, args: Sequence[Value]) -> Any:
+        module = builder.module
+
+        def emit(b: Builder, inner: Sequence[Value]) -> None:
+            emit_lane_values(b, inner, module)
+
+        builder.call(function(module, "mimo_attention_values", 8, emit), args)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
