@@ -111,19 +111,16 @@ class TextStream:
 class Tokenizer:
     """See the module. ``size`` is the highest id + 1; ``control`` the control tokens by their text."""
 
-    def __init__(self, data: dict[str, Any], name: str) -> None:
-        _check(data, name)
+    def __init__(self, content: bytes, name: str) -> None:
+        data = _parsed(content, name)
         added = [_added_token(token) for token in data.get("added_tokens") or []]
         self.control = {token.text: token for token in added if _can_mark(token.text[0])}
         self._added = {token.text: token for token in added}
         try:
-            self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_added(data)))
+            self._plain = _without_added(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the package raises bare Exception
             raise CheckpointError(f"{name}: {_one_line(error)}") from None
-        ids = [*self._plain.get_vocab(True).values(), *(token.id for token in added)]
-        if not ids:
-            raise CheckpointError(f"{name}: model.vocab: expected tokens, found none")
-        self.size = max(ids) + 1
+        self.size = max([*data["model"]["vocab"].values(), *(token.id for token in added)]) + 1
         self.escapes = Escapes(mark for text in self.control for mark in (text[0], text[-1]) if _can_mark(mark))
         self._bytes: dict[int, bytes] = {token.id: token.text.encode() for token in added}
         self._all_added = _Splitter(added)
@@ -134,14 +131,10 @@ class Tokenizer:
         """Read ``tokenizer.json``. CheckpointError where it is missing, unreadable, or not byte-level."""
         path = model_dir / "tokenizer.json"
         try:
-            data = json.loads(path.read_bytes())
+            content = path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: not valid JSON: {_one_line(error)}") from None
-        if not isinstance(data, dict):
-            raise CheckpointError(f"{path}: expected a JSON object, found {type(data).__name__}")
-        return cls(data, str(path))
+        return cls(content, str(path))
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its exact text (control tokens too), or None."""
@@ -212,31 +205,42 @@ def _can_mark(char: str) -> bool:
     return not (char.isalnum() or char.isspace() or char in _JSON_SYNTAX or char == "_")
 
 
-def _check(data: dict[str, Any], name: str) -> None:
-    """Only what decides how ids become text; the tokenizers package checks the rest."""
-    decoder = data.get("decoder")
+def _parsed(content: bytes, name: str) -> dict[str, Any]:
+    """The file's object, checked where this module reads it; the tokenizers package checks the rest."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: not valid JSON: {_one_line(error)}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{name}: expected a JSON object, found {type(data).__name__}")
+    decoder, model = data.get("decoder"), data.get("model")
     kind = decoder.get("type") if isinstance(decoder, dict) else None
     if kind != "ByteLevel":
         raise CheckpointError(f"{name}: decoder.type: expected ByteLevel, found {kind}")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not (isinstance(vocab, dict) and vocab):
+        raise CheckpointError(f"{name}: model.vocab: expected an object of tokens, found {type(vocab).__name__}")
     added = data.get("added_tokens") or []
     if not isinstance(added, list):
         raise CheckpointError(f"{name}: added_tokens: expected a list, found {type(added).__name__}")
     for i, token in enumerate(added):
-        if not (
-            isinstance(token, dict)
-            and isinstance(token.get("content"), str)
-            and token["content"]
-            and isinstance(token.get("id"), int)
-        ):
+        text, token_id = (token.get("content"), token.get("id")) if isinstance(token, dict) else (None, None)
+        if not (isinstance(text, str) and text and isinstance(token_id, int) and token_id >= 0):
             raise CheckpointError(f"{name}: added_tokens[{i}]: expected an object with an id and a content")
+    return data
 
 
-def _without_added(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tokenizer without added tokens, truncation, padding, or tokens put around a text.
+def _without_added(package: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same model without added tokens, truncation, padding, or tokens put around a text.
 
     The package numbers added tokens by itself as it reads them, so all of them are handled here, by the file's ids.
     """
-    return {**data, "added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
+    plain = tokenizers.Tokenizer(package.model)
+    if package.normalizer is not None:
+        plain.normalizer = package.normalizer
+    if package.pre_tokenizer is not None:
+        plain.pre_tokenizer = package.pre_tokenizer
+    return plain
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -72,4 +72,4 @@ def ordinary() -> tokenizers.Tokenizer:
 
 @cache
 def small_tokenizer() -> Tokenizer:
-    return Tokenizer(tokenizer_data(), "tokenizer.json")
+    return Tokenizer(tokenizer_json().encode(), "tokenizer.json")

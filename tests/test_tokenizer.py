@@ -122,7 +122,7 @@ def test_size_and_token_id() -> None:
 def test_a_hole_in_the_ids_counts_towards_the_size() -> None:
     data = tokenizer_data()
     data["added_tokens"][-1]["id"] = 900
-    assert Tokenizer(data, "t").size == 901
+    assert Tokenizer(json.dumps(data).encode(), "t").size == 901
 
 
 def test_white_space_beside_a_stripping_token_goes_as_in_the_package() -> None:
@@ -133,14 +133,17 @@ def test_white_space_beside_a_stripping_token_goes_as_in_the_package() -> None:
 
     package = tokenizers.Tokenizer.from_str(json.dumps(data))
     text = "a \n<think> \nb \n</think> \nc<think>"
-    assert Tokenizer(data, "t").encode(text, special=True) == package.encode(text, add_special_tokens=False).ids
+    assert (
+        Tokenizer(json.dumps(data).encode(), "t").encode(text, special=True)
+        == package.encode(text, add_special_tokens=False).ids
+    )
 
 
 def test_truncation_padding_and_added_words_of_the_file_do_not_reach_the_text() -> None:
     data = tokenizer_data()
     data["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     data["added_tokens"].append({**data["added_tokens"][0], "content": "foxtrot", "id": 800, "special": False})
-    made = Tokenizer(data, "t")
+    made = Tokenizer(json.dumps(data).encode(), "t")
     assert "foxtrot" not in made.control
     assert made.encode("quick foxtrot")[-1] == 800
     assert len(made.encode("abcdefgh 1 2 3")) > 5
@@ -160,7 +163,8 @@ def test_a_lone_surrogate_is_an_error_with_its_place(special: bool) -> None:
         ({"decoder": None}, "decoder.type: expected ByteLevel, found None"),
         ({"added_tokens": [{"id": 1}]}, r"added_tokens\[0\]"),
         ({"added_tokens": 3}, "added_tokens: expected a list"),
-        ({"model": {"type": "BPE"}}, "tokenizer.json"),
+        ({"model": {"type": "BPE"}}, "model.vocab: expected an object of tokens, found NoneType"),
+        ({"pre_tokenizer": {"type": "Nothing"}}, "tokenizer.json: "),
     ],
 )
 def test_a_faulty_file_is_named_with_its_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
