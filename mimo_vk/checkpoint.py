@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mimo_vk.config import read_json
 from mimo_vk.errors import CheckpointError, ReadError
-from mimo_vk.safetensors_header import HeaderFault, TensorInfo, quoted, read_header
+from mimo_vk.safetensors_header import HeaderFault, TensorInfo, capped, quoted, read_header
 
 __all__ = ["OPTIONAL_FILES", "Checkpoint", "TensorInfo"]
 
@@ -223,8 +223,10 @@ class _Opening:
             self.checkpoint.optional.update(info.name for info in header.tensors)
         self.checkpoint.files.append(path)
         found, tensors = {info.name: info for info in header.tensors}, self.checkpoint.tensors
-        for name in tensors.keys() & found.keys():
-            self.faults.append(f"{path}: tensor {quoted(name)}: also in {tensors[name].path}: expected in one file")
+        twice = sorted(tensors.keys() & found.keys())
+        self.faults += capped(
+            [f"{path}: tensor {quoted(n)}: also in {tensors[n].path}: expected in one file" for n in twice]
+        )
         tensors.update(found)
         held.update(dict.fromkeys(found, shard))
 
@@ -249,7 +251,7 @@ class _Opening:
                 lines.append(f"{self._find(shard)}: expected tensor {quoted(name)} (by the index), {found}")
             elif self._is_optional(shard):
                 self.checkpoint.absent[name] = shard
-        self.faults += lines if len(lines) <= 20 else [*lines[:20], f"... and {len(lines) - 20} more like these"]
+        self.faults += capped(lines)
 
     def _say_lost(self, where: dict[str, str]) -> None:
         """A line per file without a header: what the index puts there, sized by its like in the other files."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+MOST_LINES = 20  # of one sort of fault
 MAX_HEADER = 100_000_000  # the format's own limit
 MAX_SIZE = 2**60  # of a dimension, an offset, or a tensor in bits
 ITEM_BITS = {
@@ -59,6 +60,12 @@ def quoted(name: object) -> str:
     """A name that can be printed on one line, whatever bytes the file had."""
     text = name if isinstance(name, str) else repr(name)
     return text if text.isascii() and text.isprintable() and len(text) < 300 else ascii(text)[:300]
+
+
+def capped(lines: list[str]) -> list[str]:
+    """The first of many lines of one sort, and how many there are."""
+    more = len(lines) - MOST_LINES
+    return lines if more <= 0 else [*lines[:MOST_LINES], f"... and {more} more like these, {len(lines)} in all"]
 
 
 def read_header(path: Path) -> Header:
@@ -122,7 +129,7 @@ def _find_repeated(text: bytes) -> None:
 
     json.loads(text.decode("utf-8"), object_pairs_hook=pairs)
     if repeated:
-        raise HeaderFault(*_capped(repeated))
+        raise HeaderFault(*capped(repeated))
 
 
 class _Sizes(dict[tuple[str, tuple[int, ...]], int]):
@@ -158,10 +165,10 @@ def _check(path: Path, raw: dict[str, Any], start: int, size: int) -> list[Tenso
     except (TypeError, KeyError, ValueError, OverflowError):
         well_formed = False
     if not well_formed:
-        raise HeaderFault(*_capped(_name_faults(raw)))
+        raise HeaderFault(*capped(_name_faults(raw)))
     begin, end = offsets[:, 0], offsets[:, 1]
     if (expected < 0).any() or (begin < 0).any() or (end - begin != expected).any():
-        raise HeaderFault(*_capped(_name_faults(raw)))
+        raise HeaderFault(*capped(_name_faults(raw)))
     _check_cover(list(raw), begin, end, start, size)
     infos = zip(raw, repeat(path), (begin + start).tolist(), expected.tolist(), dtypes, shapes)
     return list(map(TensorInfo._make, infos))
@@ -175,7 +182,7 @@ def _check_cover(names: list[str], begin: Any, end: Any, start: int, size: int) 
     wrong = np.flatnonzero(begin != before)
     if wrong.size:
         lines = []
-        for i in wrong[:20]:
+        for i in wrong[:MOST_LINES]:
             what = "overlaps the tensor before it" if begin[i] < before[i] else "leaves a hole before it"
             name = quoted(names[order[i]])
             lines.append(f"tensor {name}: {what}: expected to begin at {before[i]}, found {begin[i]}")
@@ -212,7 +219,3 @@ def _entry_fault(entry: object) -> str | None:
     if found != nbytes:
         return f"data_offsets: {dtype} {shape} takes {nbytes} bytes, found {found} ({offsets[0]} to {offsets[1]})"
     return None
-
-
-def _capped(lines: list[str], most: int = 20) -> list[str]:
-    return lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} more like these"]

@@ -30,7 +30,7 @@ from mimo_vk.formats import (
     quantize_int8,
 )
 from mimo_vk.ops import QkvLayout
-from mimo_vk.safetensors_header import quoted
+from mimo_vk.safetensors_header import capped, quoted
 from mimo_vk.tensor_names import SKIPPED, Shape, dense_tensors, layer_prefix, qkv_scale_row
 from mimo_vk.weight_check import Checked, Progress, check_tensors, first_bad
 
@@ -39,7 +39,6 @@ __all__ = [
     "check_names", "load_weights",
 ]  # fmt: skip
 
-MOST_LINES = 20  # of one sort of fault
 _BLOCK = 32 << 20  # bytes of float32 that requantising makes at a time
 DENSE_BITS = (0, 8, 32)
 
@@ -114,7 +113,7 @@ class _Names:
                 skipped.append(name)
             else:
                 unknown.append(f"{_at(info)}: unknown: the model that config.json describes has no such tensor")
-        faults = _capped(self.missing) + _capped(self.wrong) + _capped(unknown)
+        faults = capped(self.missing) + capped(self.wrong) + capped(unknown)
         if faults:
             raise CheckpointError(faults)
         return table, sorted(skipped)
@@ -131,12 +130,6 @@ class _Names:
 
 def _at(info: TensorInfo) -> str:
     return f"{info.path}: tensor {quoted(info.name)}"
-
-
-def _capped(lines: list[str]) -> list[str]:
-    if len(lines) <= MOST_LINES:
-        return lines
-    return [*lines[:MOST_LINES], f"... and {len(lines) - MOST_LINES} more like these, {len(lines)} in all"]
 
 
 def check_names(checkpoint: Checkpoint, config: Config) -> tuple[ExpertTable, list[str]]:
@@ -178,7 +171,7 @@ class _Loader:
         norm, head = self._vector("model.norm.weight"), self._bf16("lm_head.weight")
         self.faults += check_tensors(self.unchecked, self.threads, self.progress)
         if self.faults:
-            raise CheckpointError(_capped(self.faults))
+            raise CheckpointError(capped(self.faults))
         return Weights(self.config, embed, layers, norm, head, table, skipped)
 
     def _layer(self, spec: LayerSpec) -> LayerWeights:

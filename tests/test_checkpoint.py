@@ -308,7 +308,17 @@ def test_a_long_list_of_faults_is_cut_with_a_count(tmp_path: Path):
     write_index(tmp_path, {"one.safetensors": [f"n{i}" for i in range(50)], "two.safetensors": list(B)})
     lines = problems(tmp_path)
     assert len(lines) == 21
-    assert lines[-1] == "... and 30 more like these"
+    assert lines[-1] == "... and 30 more like these, 50 in all"
+
+
+def test_a_file_copied_under_a_second_name_is_told_with_a_count(tmp_path: Path):
+    many: dict[str, Tensor] = {f"t{i:02}": ("U8", (1,), b"x") for i in range(30)}
+    write_sharded(tmp_path, {"one": many})
+    (tmp_path / "two").write_bytes((tmp_path / "one").read_bytes())
+    write_index(tmp_path, {"one": [*many][1:], "two": [*many][:1]})
+    lines = problems(tmp_path)
+    assert lines[0] == f"{tmp_path}/two: tensor t00: also in {tmp_path}/one: expected in one file"
+    assert lines[20] == "... and 10 more like these, 30 in all"
 
 
 # Headers
