@@ -1,8 +1,9 @@
-"""Train the demonstration model from its seed: python tools/train_demo.py --out DIR (needs torch, tokenizers, jinja2).
+"""Train the demonstration model from its seed (needs torch, tokenizers, jinja2).
 
-It writes DIR/tokenizer.json and DIR/state.pt (every --save steps, atomically) and continues from there when started again.
-The learning rate warms up, stays, and falls to zero over --decay steps before --steps; weights are rounded to the stored formats
-from step --round on. While it runs, DIR/schedule.json {"steps", "decay", "round", "threads"} overrides these, so that the end may be chosen late.
+It writes OUT/tokenizer.json and OUT/state.pt (every --save steps, atomically) and continues from there when started
+again. The learning rate warms up, stays, and falls to zero over --decay steps before --steps; weights are rounded to
+the stored formats from step --round on. While it runs, OUT/schedule.json {"steps", "decay", "round", "threads"}
+overrides these, so that the end may be chosen late.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from tools.demo import bpe
-from tools.demo.batches import Example, make_batch
+from tools.demo.batches import make_batch
 from tools.demo.control import CONTROL_TOKENS
 from tools.demo.draw import Draw
-from tools.demo.mix import SKILLS, Conversation, conversation, turns_of
+from tools.demo.mix import EMPHASIS, SKILLS, Conversation, conversation, turns_of
 from tools.demo.muon import Muon, balance
 from tools.demo.network import Batch, Network
-from tools.demo.render import Renderer
+from tools.demo.render import Example, Renderer
 from tools.demo.shape import Shape
 
-TOKENIZER_SIZE = 1984
+TOKENIZER_SIZE = 1992
 GRADED = [s for s in SKILLS if s != "story"]
 
 
 def make_tokenizer(path: Path, seed: int) -> Tokenizer:
     if not path.exists():
         draw, renderer = Draw(seed), Renderer(None)
-        control = re.compile("|".join(re.escape(text) for text, _ in CONTROL_TOKENS))
+        control = re.compile("|".join(re.escape(text) for text in CONTROL_TOKENS))
         texts = (renderer.text(conversation(draw), draw.chance(0.5)) for _ in range(30000))
         bpe.train((part for text in texts for part in control.split(text)), TOKENIZER_SIZE).save(str(path))
     return Tokenizer.from_file(str(path))
@@ -72,7 +73,7 @@ def held_examples(renderer: Renderer, each: int, seed: int = 99) -> dict[str, li
 
 @torch.no_grad()
 def grade(net: Network, held: dict[str, list[Example]]) -> dict[str, float]:
-    """The share of conversations in which every trained token is the most likely one: what greedy decoding would get right."""
+    """The share of conversations in which every trained token is the likeliest: what greedy decoding gets right."""
     result = {}
     for skill, examples in held.items():
         batch = make_batch(examples)
@@ -125,6 +126,7 @@ class Training:
         self.step, self.seen, self.seconds = 0, 0, 0.0
         self.means: dict[int, float] = {}
         self.pace = Pace()
+        self.emphasis = torch.tensor([EMPHASIS.get(skill, 1.0) for skill in SKILLS])
         if (self.out / "state.pt").exists():
             self.load()
         self.held = held_examples(self.renderer, 40)
@@ -136,7 +138,12 @@ class Training:
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
 
     def plan(self) -> dict[str, Any]:
-        plan = {"steps": self.args.steps, "decay": self.args.decay, "round": self.args.round, "threads": self.args.threads}
+        plan = {
+            "steps": self.args.steps,
+            "decay": self.args.decay,
+            "round": self.args.round,
+            "threads": self.args.threads,
+        }
         path = self.out / "schedule.json"
         return plan | json.loads(path.read_text()) if path.exists() else plan
 
@@ -147,7 +154,8 @@ class Training:
             if len(of_tag):
                 value = float(of_tag.mean())
                 self.means[tag] = 0.97 * self.means.get(tag, value) + 0.03 * value
-        return each.mean()
+        weights = self.emphasis[batch.tags]
+        return (each * weights).sum() / weights.sum()
 
     def one_step(self, factor: float) -> tuple[float, float]:
         batch = make_batch(training_examples(self.renderer, self.args.seed, self.step, self.args.tokens))
@@ -181,17 +189,24 @@ class Training:
         self.report_grades()
 
     def checkpoint(self) -> None:
-        state = {"net": self.net.state_dict(), "optimiser": self.optimiser.state(), "step": self.step, "seen": self.seen, "seconds": self.seconds}
+        state = {
+            "net": self.net.state_dict(),
+            "optimiser": self.optimiser.state(),
+            "step": self.step,
+            "seen": self.seen,
+            "seconds": self.seconds,
+        }
         save(self.out / "state.pt", state)
 
     def report(self, loss: float, worst: float, factor: float, last: float) -> None:
         parts = " ".join(f"{SKILLS[tag][:5]} {value:.3f}" for tag, value in sorted(self.means.items()))
         mark = "r" if self.net.rounding else " "
-        print(f"{self.step:5}{mark} {self.seen / 1e6:.2f}M {self.seconds:.0f}s {last:.2f}s/step lr {factor:.2f} load {worst:.1f} loss {loss:.3f} | {parts}", flush=True)
+        done = f"{self.step:5}{mark} {self.seen / 1e6:.2f}M {self.seconds:.0f}s {last:.2f}s/step"
+        print(f"{done} lr {factor:.2f} load {worst:.1f} loss {loss:.3f} | {parts}", flush=True)
 
     def report_grades(self) -> None:
         grades = grade(self.net, self.held)
-        print(f"{self.step:5} HELD " + " ".join(f"{skill[:6]} {value:.2f}" for skill, value in grades.items()), flush=True)
+        print(f"{self.step:5} HELD", *(f"{skill[:6]} {value:.2f}" for skill, value in grades.items()), flush=True)
 
 
 def main() -> None:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from tools.demo.network import Batch, Group
-
-
-@dataclass(frozen=True)
-class Example:
-    """A conversation's ids; ``counts[i]`` says whether predicting ids[i] from what precedes it is trained."""
-
-    ids: list[int]
-    counts: list[bool]
-    tag: int
+from tools.demo.render import Example
 
 
 def make_group(start: int, lengths: Sequence[int]) -> Group:

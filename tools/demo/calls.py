@@ -6,24 +6,24 @@ import json
 from typing import Any
 
 from tools.demo.draw import Draw, Turn, contains
+from tools.demo.phrases import texts
 from tools.demo.words import city, invented, name, phrase
 
 NO_TOOL = "I have no tool for that."
-NUMBERS = "one two three four five six seven eight nine ten".split()
-WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "stormy", "clear")
+NUMBERS, WEATHER = texts("numbers"), texts("weather")
 
 
-def parameter(draw: Draw, kind: str, texts: tuple[str, ...]) -> dict[str, Any]:
+def parameter(draw: Draw, kind: str, about: tuple[str, ...]) -> dict[str, Any]:
     spec: dict[str, Any] = {"type": kind}
     if draw.chance(0.4):
-        spec["description"] = draw.pick(texts)
+        spec["description"] = draw.pick(about)
     return spec
 
 
-def declare(draw: Draw, tool: str, texts: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
+def declare(draw: Draw, tool: str, about: tuple[str, ...], properties: dict[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool}
     if draw.chance(0.75):
-        function["description"] = draw.pick(texts)
+        function["description"] = draw.pick(about)
     function["parameters"] = {"type": "object", "properties": properties}
     if draw.chance(0.75):
         function["parameters"]["required"] = list(properties)
@@ -35,33 +35,31 @@ def weather_tool(draw: Draw) -> dict[str, Any]:
         "city": parameter(draw, "string", ("The city", "Name of the city", "City")),
         "days": parameter(draw, "integer", ("Number of days", "How many days", "Days")),
     }
-    texts = ("The weather of a city", "Get the weather", "Weather forecast for a city", "Get the weather of a city for some days")
-    return declare(draw, "get_weather", texts, properties)
+    about = (
+        "The weather of a city",
+        "Get the weather",
+        "Weather forecast for a city",
+        "Get the weather of a city for some days",
+    )
+    return declare(draw, "get_weather", about, properties)
 
 
 def search_tool(draw: Draw) -> dict[str, Any]:
-    texts = ("Search the web", "Search for something", "Find pages on the web", "Web search")
-    return declare(draw, "search", texts, {"query": parameter(draw, "string", ("What to search", "The query", "Search words"))})
+    query = parameter(draw, "string", ("What to search", "The query", "Search words"))
+    about = ("Search the web", "Search for something", "Find pages on the web", "Web search")
+    return declare(draw, "search", about, {"query": query})
 
 
 def time_tool(draw: Draw) -> dict[str, Any]:
-    texts = ("The time in a city", "Get the local time", "What time it is in a city")
-    return declare(draw, "get_time", texts, {"city": parameter(draw, "string", ("The city", "Name of the city", "City"))})
+    place = parameter(draw, "string", ("The city", "Name of the city", "City"))
+    about = ("The time in a city", "Get the local time", "What time it is in a city")
+    return declare(draw, "get_time", about, {"city": place})
 
 
 TOOLS = {"get_weather": weather_tool, "search": search_tool, "get_time": time_tool}
 
-ASK_DAYS = (
-    "What is the weather in {city} for the next {days} days?", "What will the weather be in {city} for {days} days?", "Give me the weather of {city} for {days} days.", "Weather in {city} for {days} days",
-    "I need the forecast for {city}, {days} days.", "How is the weather in {city} in the next {days} days?", "I am going to {city} for {days} days. How is the weather?", "Tell me the weather for the next {days} days in {city}.",
-    "{days} days of weather in {city}, please.", "Please check the weather in {city} for the next {days} days.", "Show me a forecast of {days} days for {city}.", "Che tempo fa a {city} nei prossimi {days} giorni?",
-)  # fmt: skip
-ASK_TODAY = (
-    "What is the weather in {city}?", "What is the weather in {city} today?", "How is the weather in {city}?", "Weather in {city}", "Is it raining in {city}?", "What's the weather like in {city} today?", "Tell me the weather in {city}.",
-    "Will it rain in {city} today?", "Che tempo fa a {city}?",
-)  # fmt: skip
-ASK_SEARCH = ("Search for {}.", "Search for {}", "Search the web for {}.", "Find {} on the web.", "Look up {}.", "Please search {}.", "Can you search for {}?", "Find something about {}.", "Look for {} on the web.", "search {}")
-ASK_TIME = ("What time is it in {}?", "Tell me the time in {}.", "What is the local time in {}?", "Time in {}?", "Which time is it in {} now?", "Che ore sono a {}?")
+ASK_DAYS, ASK_TODAY = texts("ask_days"), texts("ask_today")
+ASK_SEARCH, ASK_TIME = texts("ask_search"), texts("ask_time")
 
 
 def ask_weather(draw: Draw) -> tuple[str, dict[str, Any]]:
@@ -96,9 +94,11 @@ def answer_with(draw: Draw, tool: str, arguments: dict[str, Any]) -> tuple[str, 
         if draw.chance(0.7):
             record = {"city": place, "days": arguments["days"]} if draw.chance(0.6) else {}
             key = draw.pick(("forecast", "weather", "sky"))
-            result = json.dumps({**record, key: sky, draw.pick(("temperature", "degrees", "temp")): degrees}, ensure_ascii=False)
+            record |= {key: sky, draw.pick(("temperature", "degrees", "temp")): degrees}
+            result = json.dumps(record, ensure_ascii=False)
         else:
-            result = draw.pick(("{sky}, {degrees} degrees", "It is {sky}, {degrees} degrees.", "{sky} {degrees}")).format(sky=sky, degrees=degrees)
+            form = draw.pick(("{sky}, {degrees} degrees", "It is {sky}, {degrees} degrees.", "{sky} {degrees}"))
+            result = form.format(sky=sky, degrees=degrees)
         return result, f"The weather in {place} is {sky}, {degrees} degrees.", [sky, str(degrees)]
     if tool == "get_time":
         clock = f"{draw.int(0, 23)}:{draw.int(0, 59):02d}"
@@ -112,13 +112,15 @@ def answer_with(draw: Draw, tool: str, arguments: dict[str, Any]) -> tuple[str, 
 def declared(draw: Draw, needed: str | None) -> list[dict[str, Any]]:
     """The needed tool among others, in any order."""
     others = [tool for tool in TOOLS if tool != needed]
-    chosen = draw.some(others, draw.pick((0, 0, 0, 1, 1, 2)) if needed else draw.pick((1, 1, 2))) + ([needed] if needed else [])
+    count = draw.pick((0, 0, 0, 1, 1, 2)) if needed else draw.pick((1, 1, 2))
+    chosen = draw.some(others, count) + ([needed] if needed else [])
     return [TOOLS[tool](draw) for tool in draw.some(chosen, len(chosen))]
 
 
 def call(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:
     """One question that needs a tool, the call, and (mostly) the result and the answer."""
-    tool = draw.pick(("get_weather", "get_weather", "search", "get_time") if not draw.held else ("get_weather", "get_weather", "search"))
+    asked = ("get_weather", "get_weather", "search")
+    tool = draw.pick(asked if draw.held else (*asked, "get_time"))
     user, arguments = ASK[tool](draw)
     made = {"name": tool, "arguments": arguments}
     turns = [Turn(user, "", f"I need the tool {tool}.", call=made, check={"type": "call", **made})]

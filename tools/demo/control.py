@@ -1,40 +1,15 @@
-"""The control tokens of the release's tokenizer, in the release's order; the ids here are the demonstration's own."""
+"""The control tokens, which are the release's; their ids here are the demonstration's own."""
 
 from __future__ import annotations
 
-PAD = "<|endoftext|>"
-START = "<|im_start|>"
-END = "<|im_end|>"
-IMAGE_PAD = "<|image_pad|>"
-THINK = "<think>"
-END_THINK = "</think>"
-END_OF_AUDIO_TURN = "<|mimo_audio_eod|>"
+from tools.checkpoint.tokenizer_json import CONTROL_TOKENS
 
-# (text, special): special ones are control tokens, the others are plain added tokens that stay in decoded text.
-CONTROL_TOKENS: tuple[tuple[str, bool], ...] = (
-    (PAD, True),
-    (START, True),
-    (END, True),
-    ("<|object_ref_start|>", True),
-    ("<|object_ref_end|>", True),
-    ("<|box_start|>", True),
-    ("<|box_end|>", True),
-    ("<|quad_start|>", True),
-    ("<|quad_end|>", True),
-    ("<|vision_start|>", True),
-    ("<|vision_end|>", True),
-    ("<|vision_pad|>", True),
-    (IMAGE_PAD, True),
-    ("<|video_pad|>", True),
-    ("<tool_call>", False),
-    ("</tool_call>", False),
-    ("<tool_response>", False),
-    ("</tool_response>", False),
-    (THINK, False),
-    (END_THINK, False),
-    ("<|audio_pad|>", True),
-    ("<|mimo_audio_start|>", True),
-    ("<|mimo_audio_end|>", True),
-    (END_OF_AUDIO_TURN, True),
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+THINK, END_THINK = "<think>", "</think>"
+STOP_TOKENS = (PAD, END, "<|mimo_audio_eod|>")
+# Ordinary text to a decoder that drops control tokens, as in the release.
+PLAIN = frozenset(
+    t for t in CONTROL_TOKENS if not t.startswith("<|") or "fim_" in t or t in ("<|repo_name|>", "<|file_sep|>")
 )
-STOP_TOKENS = (PAD, END, END_OF_AUDIO_TURN)
+
+__all__ = ["CONTROL_TOKENS", "END", "END_THINK", "PAD", "PLAIN", "START", "STOP_TOKENS", "THINK"]

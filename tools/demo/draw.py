@@ -1,11 +1,12 @@
 """Seeded choices, and the rule that keeps held-out combinations out of training.
 
-A combination (a pair of numbers, a name, a ticket's parts, a phrasing with a fact) is reserved when a checksum of it says so.
-Training never draws a reserved one; the held-out list draws nothing else where its skill calls ``fresh``.
+A combination (a pair of numbers, a name, a ticket's parts, a phrasing with a fact) is reserved when a checksum of it
+says so. Training never draws a reserved one; the held-out list draws nothing else where its skill calls ``fresh``.
 """
 
 from __future__ import annotations
 
+import builtins
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ class Turn:
     thought: str
     call: dict[str, Any] | None = None  # {"name", "arguments"}: the answer is this tool call
     result: str | None = None  # the user side is a tool's result instead
-    learn_after: str | None = None  # only single characters that follow this one (and digits that follow those) are trained
+    learn_after: str | None = None  # only the token after this one, and those after digits, are trained
     check: dict[str, Any] = field(default_factory=dict)
 
 
@@ -46,10 +47,10 @@ class Draw:
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
 
-    def int(self, low: int, high: int) -> int:
+    def int(self, low: int, high: int) -> int:  # both included
         return self.rng.randint(low, high)
 
-    def some(self, options: Sequence[T], count: int) -> list[T]:
+    def some(self, options: Sequence[T], count: builtins.int) -> list[T]:
         return self.rng.sample(list(options), count)
 
     def fresh(self, kind: str, make: Callable[[], T]) -> T:

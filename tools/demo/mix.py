@@ -8,16 +8,30 @@ from typing import Any
 
 from tools.demo import calls, facts, stories, sums, talk, tickets
 from tools.demo.draw import Draw, Turn
+from tools.demo.phrases import texts
 
-SKILLS = ("greetings", "arithmetic", "facts", "repeating", "upper case", "counting", "closed", "tools", "memory", "story", "unknown")
+SKILLS = (
+    "greetings", "arithmetic", "facts", "repeating", "upper case", "counting",
+    "closed", "tools", "memory", "story", "unknown",
+)  # fmt: skip
 # How often a conversation is about a skill. A story or a tool call is long, a sum is short.
 WEIGHTS = {
-    "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4, "closed": 17, "tools": 8, "memory": 10, "story": 2, "unknown": 7,
+    "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4,
+    "closed": 17, "tools": 8, "memory": 10, "story": 2, "unknown": 7,
 }  # fmt: skip
+# What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
+EMPHASIS = {"arithmetic": 2.0, "story": 0.3}
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
-    "greetings": talk.fixed, "arithmetic": sums.sums, "facts": facts.facts, "repeating": sums.repeat, "upper case": sums.upper, "counting": sums.count, "closed": tickets.closed, "unknown": talk.unknown,
-}  # fmt: skip
-SYSTEM = ("You are a helpful assistant.", "You are a demonstration model.", "Answer briefly.", "You sort tickets.", "Be kind.")
+    "greetings": talk.fixed,
+    "arithmetic": sums.sums,
+    "facts": facts.facts,
+    "repeating": sums.repeat,
+    "upper case": sums.upper,
+    "counting": sums.count,
+    "closed": tickets.closed,
+    "unknown": talk.unknown,
+}
+SYSTEM = texts("system")
 
 
 @dataclass
@@ -48,7 +62,7 @@ def turns_of(draw: Draw, skill: str) -> tuple[list[Turn], list[dict[str, Any]] |
         return talk.memory(draw, between), None
     if skill == "story":
         return stories.story(draw), None
-    if skill == "arithmetic" and not draw.held and draw.chance(0.3):
+    if skill == "arithmetic" and not draw.held and draw.chance(0.4):
         return sums.practise(draw), None
     return short(draw, skill), None
 

@@ -1,7 +1,7 @@
 """The optimiser: Muon for the matrices inside the layers, AdamW for everything else.
 
 Muon (Jordan and others, 2024, https://kellerjordan.github.io/posts/muon/) orthogonalises the momentum of a matrix
-by a few Newton-Schulz steps. A fused qkv is cut into its Q, K and V rows first; experts are taken one by one, in a batch.
+by a few Newton-Schulz steps. A fused qkv is cut into its Q, K and V rows first; each expert's matrices stand alone.
 """
 
 from __future__ import annotations
@@ -37,11 +37,17 @@ def qkv_parts(attention: Attention) -> list[Tensor]:
 class Muon:
     """Both halves, with one learning-rate factor per step. State is by parameter name, so that it can be saved."""
 
-    def __init__(self, net: Network, lr: float = 0.02, adam_lr: float = 0.003, decay: float = 0.05, momentum: float = 0.95) -> None:
+    def __init__(
+        self, net: Network, lr: float = 0.02, adam_lr: float = 0.003, decay: float = 0.05, momentum: float = 0.95
+    ) -> None:
         self.lr, self.adam_lr, self.decay, self.momentum = lr, adam_lr, decay, momentum
-        self.matrices = {n: p for n, p in net.named_parameters() if n.startswith("layers.") and p.dim() > 1 and "router" not in n}
+        self.matrices = {
+            n: p for n, p in net.named_parameters() if n.startswith("layers.") and p.dim() > 1 and "router" not in n
+        }
         self.others = {n: p for n, p in net.named_parameters() if n not in self.matrices}
-        self.parts = {f"layers.{i}.attention.qkv_proj": qkv_parts(layer.attention) for i, layer in enumerate(net.layers)}
+        self.parts = {
+            f"layers.{i}.attention.qkv_proj": qkv_parts(layer.attention) for i, layer in enumerate(net.layers)
+        }
         self.buffers: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.matrices.items()}
         self.first: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.others.items()}
         self.second: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.others.items()}
@@ -72,7 +78,9 @@ class Muon:
         if name in self.parts:
             for rows in self.parts[name]:
                 part = direction[rows]
-                weight.index_add_(0, rows, orthogonalise(part), alpha=-lr * max(1.0, part.shape[0] / part.shape[1]) ** 0.5)
+                weight.index_add_(
+                    0, rows, orthogonalise(part), alpha=-lr * max(1.0, part.shape[0] / part.shape[1]) ** 0.5
+                )
             return
         weight.add_(orthogonalise(direction), alpha=-lr * max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5)
 

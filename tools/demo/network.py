@@ -111,7 +111,7 @@ class Attention(nn.Module):
         return torch.zeros(length, length).masked_fill(place[:, None] < place[None, :], float("-inf"))
 
     def bias(self, blocks: int, size: int, sink: Tensor) -> Tensor:
-        """Added to the scores of a window layer's blocks, [blocks, heads, size, window + size + 1]; the last column is the sink."""
+        """Added to a window layer's scores: [blocks, heads, size, window + size + 1], the last column for the sink."""
         assert self.window
         key = torch.arange(-self.window, size)
         distance = torch.arange(size)[:, None] - key[None, :]
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         return out.view(b, self.kv, repeat, length, s.v_head_dim).permute(0, 3, 1, 2, 4).reshape(b, length, -1)
 
     def attend_window(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
-        """The same within the window: blocks of ``window`` rows, each against its own keys and those of the block before.
+        """The same within the window: blocks of ``window`` rows, each against its keys and those of the block before.
 
         A key and a value of zeros close each block: their score is the bias's last column, the sink.
         """
@@ -145,17 +145,25 @@ class Attention(nn.Module):
         size = min(w, length)
         blocks, repeat = -(-length // size), s.num_heads // self.kv
         q, k, v = (F.pad(t, (0, 0, 0, blocks * size - length)) for t in (q, k, v))
-        q = q.view(b, blocks, size, self.kv, repeat, s.head_dim).permute(0, 1, 3, 4, 2, 5).reshape(b, blocks, self.kv, -1, s.head_dim)
+        q = (
+            q.view(b, blocks, size, self.kv, repeat, s.head_dim)
+            .permute(0, 1, 3, 4, 2, 5)
+            .reshape(b, blocks, self.kv, -1, s.head_dim)
+        )
         k, v = (self.with_previous(t.view(b, blocks, size, self.kv, -1).permute(0, 1, 3, 2, 4), w) for t in (k, v))
         scores = (q * s.head_dim**-0.5 @ k.mT).view(b, blocks, s.num_heads, size, w + size + 1)
         weights = scores.add_(self.bias(blocks, size, sink)).softmax(-1)
         out = weights.view(b, blocks, self.kv, repeat * size, -1) @ v
-        out = out.view(b, blocks, self.kv, repeat, size, s.v_head_dim).permute(0, 1, 4, 2, 3, 5).reshape(b, blocks * size, -1)
+        out = (
+            out.view(b, blocks, self.kv, repeat, size, s.v_head_dim)
+            .permute(0, 1, 4, 2, 3, 5)
+            .reshape(b, blocks * size, -1)
+        )
         return out[:, :length]
 
     @staticmethod
     def with_previous(x: Tensor, window: int) -> Tensor:
-        """x [b, blocks, kv, size, d] to [b, blocks, kv, window + size + 1, d]: what came before, itself, a row of zeros."""
+        """x [b, blocks, kv, size, d] to [b, blocks, kv, window + size + 1, d]: what came before, x, a row of zeros."""
         before = torch.zeros_like(x[:, :1, :, :1]).expand(-1, -1, -1, window, -1)
         if x.shape[1] > 1:
             before = torch.cat((before, x[:, :-1]), 1)

@@ -1,4 +1,4 @@
-"""transformers' MiMoV2FlashForCausalLM with the demonstration's weights, to hold the training's forward pass against."""
+"""transformers' MiMoV2FlashForCausalLM with the demonstration's weights: what the training's forward must equal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def attention_state(attention: Attention, prefix: str) -> dict[str, Tensor]:
     heads, kv = shape.num_heads // shape.chunks, attention.kv // shape.chunks
     sizes = [heads * shape.head_dim, kv * shape.head_dim, kv * shape.v_head_dim]
     parts = attention.qkv_proj.view(shape.chunks, -1, shape.hidden_size).split(sizes, dim=1)
-    state = {f"{prefix}{name}_proj.weight": part.reshape(-1, shape.hidden_size) for name, part in zip("qkv", parts, strict=True)}
+    state = {
+        f"{prefix}{name}_proj.weight": part.reshape(-1, shape.hidden_size)
+        for name, part in zip("qkv", parts, strict=True)
+    }
     state[f"{prefix}o_proj.weight"] = attention.o_proj
     if attention.sink is not None:
         state[f"{prefix}sinks"] = attention.sink
@@ -64,7 +67,10 @@ def oracle(net: Network) -> Any:
     state = {"model.embed_tokens.weight": net.embed, "model.norm.weight": net.norm, "lm_head.weight": net.lm_head}
     for i, layer in enumerate(net.layers):
         prefix = f"model.layers.{i}."
-        state |= {f"{prefix}input_layernorm.weight": layer.input_norm, f"{prefix}post_attention_layernorm.weight": layer.post_attention_norm}
+        state |= {
+            f"{prefix}input_layernorm.weight": layer.input_norm,
+            f"{prefix}post_attention_layernorm.weight": layer.post_attention_norm,
+        }
         state |= attention_state(layer.attention, f"{prefix}self_attn.")
         if isinstance(layer.mlp, DenseMlp):
             state |= {f"{prefix}mlp.{name}_proj.weight": getattr(layer.mlp, name) for name in ("gate", "up", "down")}

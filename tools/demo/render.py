@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from tools.demo.batches import Example
 from tools.demo.control import END, END_THINK, START, THINK
 from tools.demo.draw import Turn
 from tools.demo.mix import Conversation
 
-TEMPLATE = Path(__file__).parents[2] / "tests" / "data" / "chat_template.jinja"
+TEMPLATE = Path(__file__).parents[1] / "data" / "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A conversation's ids; ``counts[i]`` says whether predicting ids[i] from what precedes it is trained."""
+
+    ids: list[int]
+    counts: list[bool]
+    tag: int
 
 
 def load_template(path: Path = TEMPLATE) -> jinja2.Template:
@@ -24,11 +33,18 @@ def load_template(path: Path = TEMPLATE) -> jinja2.Template:
     return env.from_string(path.read_text(encoding="utf-8"))
 
 
-def messages_of(turns: list[Turn], system: str | None, think: bool, keep_thoughts: bool = False) -> list[dict[str, Any]]:
-    """The messages of a conversation. With ``think`` the last run of assistant turns has its thoughts, earlier ones if kept."""
+def messages_of(
+    turns: list[Turn], system: str | None, think: bool, keep_thoughts: bool = False
+) -> list[dict[str, Any]]:
+    """The messages of a conversation. With ``think`` the last answer has its thought, and earlier ones if kept."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for i, turn in enumerate(turns):
-        messages.append({"role": "tool" if turn.result is not None else "user", "content": turn.user if turn.result is None else turn.result})
+        messages.append(
+            {
+                "role": "tool" if turn.result is not None else "user",
+                "content": turn.user if turn.result is None else turn.result,
+            }
+        )
         answer: dict[str, Any] = {"role": "assistant", "content": turn.answer}
         if think and (keep_thoughts or i == len(turns) - 1):
             answer["reasoning_content"] = turn.thought

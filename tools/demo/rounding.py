@@ -39,7 +39,7 @@ def mxfp4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8_codes(weight: Tensor, chunks: int = 1) -> tuple[Tensor, Tensor]:
-    """e4m3fn numbers [N, K] and float32 scales [chunks*ceil(N/chunks/128), ceil(K/128)]; the grid restarts at each chunk."""
+    """e4m3fn numbers [N, K], float32 scales [chunks*ceil(N/chunks/128), ceil(K/128)]; each chunk has its own grid."""
     rows, columns = weight.shape
     per_chunk = rows // chunks
     codes = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
@@ -75,8 +75,3 @@ def fp8_round(weight: Tensor, chunks: int = 1) -> Tensor:
 
 def bf16_round(weight: Tensor) -> Tensor:
     return weight.bfloat16().float()
-
-
-def straight_through(weight: Tensor, rounded: Tensor) -> Tensor:
-    """``rounded`` forward, the gradient of ``weight`` backward. The sum is exact: rounded - weight is small beside both."""
-    return weight + (rounded - weight).detach()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo.control import END, IMAGE_PAD, PAD, STOP_TOKENS
+from tools.checkpoint import geometry
+from tools.demo.control import PAD, STOP_TOKENS
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,8 @@ class Shape:
     """Sizes of the network. ``pattern`` has a 0 for a full layer and a 1 for a sliding-window layer."""
 
     vocab_size: int = 2048
-    hidden_size: int = 160
-    intermediate_size: int = 352
+    hidden_size: int = 128
+    intermediate_size: int = 288
     moe_intermediate_size: int = 64
     experts: int = 16
     experts_per_token: int = 4
@@ -22,9 +23,9 @@ class Shape:
     num_heads: int = 8
     full_kv_heads: int = 2
     window_kv_heads: int = 4
-    head_dim: int = 32
-    v_head_dim: int = 24
-    rope_dim: int = 16
+    head_dim: int = 24
+    v_head_dim: int = 16
+    rope_dim: int = 12
     window: int = 32
     full_theta: float = 100000.0
     window_theta: float = 1000.0
@@ -53,67 +54,43 @@ class Shape:
 
 def config_json(shape: Shape, ids: dict[str, int]) -> dict[str, Any]:
     """config.json with the release's keys. ``ids`` gives the control tokens' ids by their text."""
-    layers = shape.layers
-    return {
-        "architectures": ["MiMoV2ForCausalLM"],
-        "model_type": "mimo_v2",
-        "attention_bias": False,
-        "attention_chunk_size": shape.window,
-        "attention_dropout": 0.0,
-        "attention_value_scale": shape.value_scale,
-        "attention_projection_layout": "fused_qkv",
-        "add_full_attention_sink_bias": False,
-        "add_swa_attention_sink_bias": True,
-        "swa_num_key_value_heads": shape.window_kv_heads,
-        "swa_num_attention_heads": shape.num_heads,
-        "swa_head_dim": shape.head_dim,
-        "swa_v_head_dim": shape.v_head_dim,
-        "dtype": "bfloat16",
-        "eos_token_id": ids[END],
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "hybrid_block_size": None,
-        "hybrid_layer_pattern": list(shape.pattern),
-        "image_token_id": ids[IMAGE_PAD],
-        "initializer_range": 0.02,
-        "intermediate_size": shape.intermediate_size,
-        "layernorm_epsilon": shape.eps,
-        "max_position_embeddings": 32768,
-        "moe_intermediate_size": shape.moe_intermediate_size,
-        "moe_layer_freq": [int(shape.is_moe(layer)) for layer in range(layers)],
-        "n_group": 1,
-        "n_routed_experts": shape.experts,
-        "n_shared_experts": None,
-        "norm_topk_prob": True,
-        "num_attention_heads": shape.num_heads,
-        "num_experts_per_tok": shape.experts_per_token,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": shape.full_kv_heads,
-        "pad_token_id": ids[PAD],
-        "partial_rotary_factor": shape.rope_dim / shape.head_dim,
-        "quantization_config": {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "quant_method": "fp8",
-            "store_dtype": "mxfp4",
-            "ignored_layers": [f"model.layers.{layer}.self_attn.o_proj" for layer in range(layers)],
-            "weight_block_size": [128, 128],
-            "mxfp4_block_size": 32,
-        },
-        "rope_theta": shape.full_theta,
-        "routed_scaling_factor": None,
-        "scoring_func": "sigmoid",
-        "sliding_window": shape.window,
-        "sliding_window_size": shape.window,
-        "swa_rope_theta": shape.window_theta,
-        "tie_word_embeddings": False,
-        "topk_group": 1,
-        "topk_method": "noaux_tc",
-        "use_cache": True,
-        "v_head_dim": shape.v_head_dim,
-        "vocab_size": shape.vocab_size,
-    }
+    config = geometry.config_json(as_geometry(shape, min(ids.values())), ids)
+    config.update(
+        partial_rotary_factor=shape.rope_dim / shape.head_dim,
+        rope_theta=shape.full_theta,
+        swa_rope_theta=shape.window_theta,
+        sliding_window=shape.window,
+        sliding_window_size=shape.window,
+        attention_chunk_size=shape.window,
+    )
+    config["rope_parameters"].update(partial_rotary_factor=config["partial_rotary_factor"], rope_theta=shape.full_theta)
+    return config
+
+
+def as_geometry(shape: Shape, base_tokens: int) -> geometry.Geometry:
+    """The shape in the words of the checkpoint maker, whose config.json and tensor list it shares."""
+    return geometry.Geometry(
+        name="demo",
+        contents="exact",
+        hidden=shape.hidden_size,
+        intermediate=shape.intermediate_size,
+        moe_intermediate=shape.moe_intermediate_size,
+        experts=shape.experts,
+        top_k=shape.experts_per_token,
+        window=shape.pattern,
+        moe=tuple(int(shape.is_moe(layer)) for layer in range(shape.layers)),
+        heads=shape.num_heads,
+        kv_heads=shape.full_kv_heads,
+        window_kv_heads=shape.window_kv_heads,
+        head_dim=shape.head_dim,
+        v_head_dim=shape.v_head_dim,
+        vocab=shape.vocab_size,
+        base_tokens=base_tokens,
+        eps=shape.eps,
+        value_scale=shape.value_scale,
+        max_positions=32768,
+        ranks=2,
+    )
 
 
 def generation_config_json(ids: dict[str, int]) -> dict[str, Any]:

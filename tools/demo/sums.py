@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from tools.demo.draw import Draw, Turn, exact
+from tools.demo.phrases import texts
 from tools.demo.words import COLOURS, NAMES, invented, phrase
 
-ADD = (
-    "What is {a} + {b}?", "What is {a}+{b}?", "what is {a} + {b}?", "What's {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a}+{b}=", "{a} + {b} = ?", "{a} + {b} =", "How much is {a} + {b}?", "What is {a} plus {b}?", "How much is {a} plus {b}?",
-    "{a} plus {b}", "Calculate {a} + {b}.", "Compute {a}+{b}", "Add {a} and {b}.", "Can you add {a} and {b}?", "What is the sum of {a} and {b}?", "Quanto fa {a} + {b}?", "Please add {b} to {a}.",
-    "I have {a} {things} and get {b} more. How many {things} do I have?", "There are {a} {things} and {b} {things}. How many {things} are there?",
-)  # fmt: skip
-SUBTRACT = (
-    "What is {a} - {b}?", "What is {a}-{b}?", "what is {a} - {b}?", "What's {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a}-{b}=", "{a} - {b} = ?", "{a} - {b} =", "How much is {a} - {b}?", "What is {a} minus {b}?", "How much is {a} minus {b}?",
-    "{a} minus {b}", "Calculate {a} - {b}.", "Compute {a}-{b}", "Subtract {b} from {a}.", "Can you subtract {b} from {a}?", "What is the difference of {a} and {b}?", "Quanto fa {a} - {b}?", "Take {b} away from {a}.",
-    "I have {a} {things} and give away {b}. How many {things} do I have?", "There are {a} {things} and {b} go away. How many {things} are left?",
-)  # fmt: skip
-PLURALS = ("apples", "books", "lemons", "birds", "keys", "eggs", "shoes", "boats", "letters", "cats")
-PRACTISE = ("Practise sums.", "Write some sums.", "Show me some sums.", "Give me examples of sums.", "Do some sums.")
+ADD, SUBTRACT, PLURALS, PRACTISE = texts("add"), texts("subtract"), texts("plurals"), texts("practise")
+REPEAT, UPPER, COUNT = texts("repeat"), texts("upper"), texts("count")
 
 
 def pair(draw: Draw) -> tuple[str, int, int]:
@@ -57,21 +48,10 @@ def sums(draw: Draw) -> list[Turn]:
 def practise(draw: Draw) -> list[Turn]:
     """Many sums in one answer; only what follows each = is trained."""
     parts = []
-    for _ in range(draw.int(4, 10)):
+    for _ in range(draw.int(5, 14)):
         op, a, b = pair(draw)
         parts.append(f"{a}{op}{b}={result(op, a, b)}")
     return [Turn(draw.pick(PRACTISE), ", ".join(parts), "The user wants sums.", learn_after="=")]
-
-
-REPEAT = (
-    "Repeat: {}", "Repeat after me: {}", "Say: {}", "Please repeat: {}", "Repeat this: {}", "Repeat the words: {}", "Echo: {}", "Copy this: {}", "Can you repeat this? {}", "Say this: {}", "repeat {}", "Write: {}",
-)  # fmt: skip
-UPPER = (
-    "Write in upper case: {}", "Upper case: {}", "Put this in upper case: {}", "Uppercase this: {}", "Make this upper case: {}", "Write this in capital letters: {}", "In capital letters: {}", "Please write in upper case: {}", "upper case {}",
-)  # fmt: skip
-COUNT = (
-    "How many words are there? {}", "How many words are in this? {}", "Count the words: {}", "Count these words: {}", "How many words: {}", "Tell me how many words there are: {}", "Number of words: {}", "Please count the words: {}",
-)  # fmt: skip
 
 
 def repeat(draw: Draw) -> list[Turn]:
@@ -85,7 +65,8 @@ def repeat(draw: Draw) -> list[Turn]:
 def _varied(draw: Draw, word: str) -> str:
     if draw.chance(0.75):
         return word
-    return draw.pick((invented(draw, 1, 3), str(draw.int(0, 99)), draw.pick(NAMES), word.capitalize(), draw.pick(COLOURS)))
+    made, number = invented(draw, 1, 3), str(draw.int(0, 99))
+    return draw.pick((made, number, draw.pick(NAMES), word.capitalize(), draw.pick(COLOURS)))
 
 
 def upper(draw: Draw) -> list[Turn]:
@@ -98,5 +79,3 @@ def count(draw: Draw) -> list[Turn]:
     answer = str(len(words))
     thought = ", ".join(f"{word} {i}" for i, word in enumerate(words, 1)) + "."
     return [Turn(draw.pick(COUNT).format(" ".join(words)), answer, thought, check=exact(answer, answer + "."))]
-
-

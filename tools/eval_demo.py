@@ -1,0 +1,105 @@
+"""Run the demonstration model's held-out list through the engine, greedily, and print a table by skill.
+
+The prompts are tests/data/demo_heldout.jsonl: combinations kept out of training, each with an exact check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mimo_vk.engine import Engine
+from mimo_vk.sampling import Sampler
+from mimo_vk.session import Session
+from mimo_vk.settings import Settings
+from mimo_vk.stream import TAGS, AnswerParser, FinishReason
+from tools.demo.checks import Answer, holds
+from tools.demo.heldout import read
+
+REQUIRED = {"arithmetic", "facts", "tools", "closed", "memory"}  # the skills that must reach 95%
+LONGEST = 400
+
+
+@dataclass(frozen=True)
+class Outcome:
+    entry: dict[str, Any]
+    ids: list[int]
+    answer: Answer
+    right: bool
+
+
+def answer_to(engine: Engine, session: Session, entry: dict[str, Any]) -> tuple[list[int], Answer]:
+    """The ids that greedy decoding gives and the answer they spell."""
+    assert engine.tokenizer and engine.template
+    tools = entry.get("tools")
+    prompt = engine.template.prompt_ids(
+        engine.tokenizer, entry["messages"], tools=tools, enable_thinking=entry["think"]
+    )
+    parser, stream = AnswerParser(tools), engine.tokenizer.stream(keep=TAGS)
+    ids = []
+    for token in session.generate(session.prompt(prompt), max_tokens=LONGEST, sampler=Sampler()):
+        ids.append(token)
+        parser.push(stream.push(token))
+    parser.push(stream.flush())
+    parser.finish(cast(FinishReason, session.finish_reason))
+    return ids, Answer(parser.content, parser.reasoning, parser.tool_calls, session.finish_reason == "stop")
+
+
+def evaluate(engine: Engine, entries: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
+    """Each entry answered cold, one after the other."""
+    session = engine.session()
+    for entry in entries:
+        session.reset()
+        ids, answer = answer_to(engine, session, entry)
+        yield Outcome(entry, ids, answer, holds(entry["check"], answer))
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Right and asked by skill; a star where 95% are required and missed."""
+    asked = Counter(o.entry["skill"] for o in outcomes)
+    right = Counter(o.entry["skill"] for o in outcomes if o.right)
+    lines = [f"{'skill':<12} {'right':>5} {'asked':>5} {'share':>7}"]
+    for skill, count in asked.items():
+        missed = skill in REQUIRED and right[skill] < 0.95 * count
+        lines.append(f"{skill:<12} {right[skill]:>5} {count:>5} {right[skill] / count:>7.1%}{' *' if missed else ''}")
+    total = sum(right.values())
+    lines.append(f"{'all':<12} {total:>5} {len(outcomes):>5} {total / max(1, len(outcomes)):>7.1%}")
+    return "\n".join(lines)
+
+
+def describe(outcome: Outcome) -> str:
+    entry, answer = outcome.entry, outcome.answer
+    said = answer.tool_calls or answer.content
+    asked = entry["messages"][-1]["content"]
+    skill = entry["skill"] + (" (thinking)" if entry["think"] else "")
+    return f"{entry['id']:>3} {skill}: {asked!r} gave {said!r}, expected {entry['check']}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a checkpoint; default: the one in the package")
+    parser.add_argument("--wrong", type=int, default=0, help="print at most so many wrong answers")
+    parser.add_argument("--every", type=int, default=1, help="take only every N-th prompt")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    began = time.monotonic()
+    with Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine:
+        outcomes = list(evaluate(engine, read()[:: args.every]))
+    for outcome in [o for o in outcomes if not o.right][: args.wrong]:
+        print(describe(outcome))
+    print(table(outcomes))
+    print(f"{sum(len(o.ids) for o in outcomes)} tokens generated, {time.monotonic() - began:.0f} seconds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
