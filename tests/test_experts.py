@@ -425,10 +425,13 @@ def test_a_failure_awaits_the_other_reads(disk: Disk, monkeypatch: pytest.Monkey
         check_all(cache, disk, [0, 2, 3])
 
 
-def test_a_bug_in_a_reader_reaches_the_caller_and_kills_no_thread(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", [(expert_reader, "_expert"), (expert_reader.Files, "get")])
+def test_a_bug_in_a_reader_reaches_the_caller_and_kills_no_thread(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
     with ExpertCache(disk.table, 4, readers=1) as cache:
         with monkeypatch.context() as patch:
-            patch.setattr(expert_reader, "_expert", lambda *_: 1 // 0)
+            patch.setattr(*where, lambda *_: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 fetch(cache, 1, [0, 1])
         check_all(cache, disk, [0, 1, 2, 3])
