@@ -171,6 +171,7 @@ class _Opening:
         self.optional = optional
         self.faults: list[str] = []
         self.lost: list[tuple[str, Path, str]] = []  # files whose size no header tells: shard, path, fault
+        self.short_bytes = 0  # what the headers of short files describe
 
     def run(self) -> None:
         where = self._read_index()
@@ -240,6 +241,7 @@ class _Opening:
             self.lost.append((shard, path, fault.lines[0]))
         else:
             self.faults += [f"{path}: {line}" for line in fault.lines]
+            self.short_bytes += fault.nbytes
 
     def _check_index(self, where: dict[str, str], held: dict[str, str], usable: set[str]) -> None:
         """Each tensor of the index is where the index says, unless that file was refused already."""
@@ -260,13 +262,17 @@ class _Opening:
         sizes: dict[str, set[int]] = {}
         for info in self.checkpoint.tensors.values():
             sizes.setdefault(_NUMBER.sub("N", info.name), set()).add(info.nbytes)
+        unsized = False
         for shard, path, line in self.lost:
             names = [name for name, file in where.items() if file == shard]
             alike = [sizes.get(_NUMBER.sub("N", name), set()) for name in names]
-            known = all(len(found) == 1 for found in alike)
-            nbytes = f"{sum(map(sum, alike))} bytes" if known else "bytes that no other file tells the number of"
-            self.faults.append(f"{path}: {line}: {nbytes} missing ({len(names)} tensors by the index)")
+            if all(len(found) == 1 for found in alike):
+                line += f": {sum(map(sum, alike))} bytes missing"
+            else:
+                unsized = True
+            self.faults.append(f"{path}: {line} ({len(names)} tensors by the index)")
         total = self.checkpoint.metadata.get("total_size")
-        found = sum(info.nbytes for info in self.checkpoint.tensors.values())
-        if type(total) is int and total > found:
-            self.faults.append(f"{self.dirs[0]}: {total - found} bytes missing of total_size {total}, found {found}")
+        held = sum(info.nbytes for info in self.checkpoint.tensors.values()) + self.short_bytes
+        if unsized and type(total) is int and total > held and not self.checkpoint.notes:
+            files = "the file above" if len(self.lost) == 1 else f"the {len(self.lost)} files above"
+            self.faults.append(f"{self.dirs[0]}: {total - held} bytes missing with {files}, by total_size {total}")

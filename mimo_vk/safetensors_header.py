@@ -49,11 +49,14 @@ class Header(NamedTuple):
 
 
 class HeaderFault(Exception):
-    """What is wrong with one file, a line each (without the file's name)."""
+    """What is wrong with one file, a line each (without the file's name).
 
-    def __init__(self, *lines: str) -> None:
+    ``nbytes``: the tensors' bytes by its header, where that much could be read; else 0.
+    """
+
+    def __init__(self, *lines: str, nbytes: int = 0) -> None:
         super().__init__("; ".join(lines))
-        self.lines = lines
+        self.lines, self.nbytes = lines, nbytes
 
 
 def quoted(name: object) -> str:
@@ -189,7 +192,8 @@ def _check_cover(names: list[str], begin: Any, end: Any, start: int, size: int) 
         raise HeaderFault(*lines)
     expected = start + (int(end[-1]) if end.size else 0)
     if size < expected:
-        raise HeaderFault(f"short: expected {expected} bytes, found {size}: {expected - size} missing")
+        text = f"short: expected {expected} bytes, found {size}: {expected - size} missing"
+        raise HeaderFault(text, nbytes=expected - start)
     if size > expected:
         raise HeaderFault(f"too long: expected {expected} bytes, found {size}: {size - expected} belong to no tensor")
 

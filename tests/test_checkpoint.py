@@ -173,8 +173,19 @@ def test_all_bad_files_are_told_at_once_with_their_bytes(tmp_path: Path):
     assert told["s2"] == "short: expected at least 8 bytes, found 3: 5 missing"
     assert told["s3"] == f"short: expected {size} bytes, found {size - 7}: 7 missing"
     assert told["s4"].startswith("can't be read: not a regular file")
-    assert told[tmp_path.name] == "500 bytes missing of total_size 600, found 100"
-    assert len(lines) == 6
+    assert len(lines) == 5
+
+
+def test_a_missing_file_unlike_the_others_is_sized_by_the_index(tmp_path: Path):
+    """total_size 233: b holds 4 bytes, c is short of its 200, and a's 29 bytes are like nothing else."""
+    write_sharded(tmp_path, {"a": A, "b": B, "c": {"c.x": ("U8", (200,), bytes_of(200))}})
+    (tmp_path / "a").unlink()
+    os.truncate(tmp_path / "c", (tmp_path / "c").stat().st_size - 1)
+    lines = problems(tmp_path)
+    assert lines[1:] == [
+        f"{tmp_path}/a: missing (2 tensors by the index)",
+        f"{tmp_path}: 29 bytes missing with the file above, by total_size 233",
+    ]
 
 
 def test_a_header_cut_off_is_told(tmp_path: Path):
