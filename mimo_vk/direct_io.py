@@ -48,6 +48,8 @@ def allocate(nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, max(nbytes, BLOCK), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
+    # open(2): O_DIRECT reads into private memory and fork(2) corrupt data, unless the child gets none of the memory.
+    memory.madvise(mmap.MADV_DONTFORK)
     return memory
 
 

@@ -246,3 +246,18 @@ def test_untouched_memory_is_not_resident() -> None:
     memory[5 << 30] = 1
     assert resident() - before < 16 << 20
     assert memory[5 << 30] == 1 and memory[1 << 30] == 0
+
+
+def test_the_memory_is_not_copied_by_a_fork() -> None:
+    memory = np.frombuffer(allocate(123 * BLOCK), dtype=np.uint8)
+    start = memory.ctypes.data
+    assert start % BLOCK == 0
+    flags = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first:
+            low, high = (int(x, 16) for x in first.split("-"))
+        elif first == "VmFlags:" and low <= start < high:
+            flags[low] = rest.split()
+    (found,) = flags.values()
+    assert "dc" in found
