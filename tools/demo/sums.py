@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.demo.draw import Draw, Turn, exact
 from tools.demo.phrases import texts
-from tools.demo.words import COLOURS, NAMES, invented, phrase
+from tools.demo.words import COLOURS, invented, name, phrase
 
 ADD, SUBTRACT, PLURALS, PRACTISE = texts("add"), texts("subtract"), texts("plurals"), texts("practise")
 REPEAT, UPPER, COUNT = texts("repeat"), texts("upper"), texts("count")
@@ -66,7 +66,7 @@ def _varied(draw: Draw, word: str) -> str:
     if draw.chance(0.75):
         return word
     made, number = invented(draw, 1, 3), str(draw.int(0, 99))
-    return draw.pick((made, number, draw.pick(NAMES), word.capitalize(), draw.pick(COLOURS)))
+    return draw.pick((made, number, name(draw), word.capitalize(), draw.pick(COLOURS)))
 
 
 def upper(draw: Draw) -> list[Turn]:

@@ -7,7 +7,7 @@ from typing import Any
 from tools.demo.draw import Draw, Turn, contains, exact
 from tools.demo.facts import UNKNOWN_COUNTRIES
 from tools.demo.phrases import PHRASES, texts
-from tools.demo.words import ANIMALS, CITIES, COLOURS, WORDS, city, invented, name
+from tools.demo.words import ANIMALS, COLOURS, WORDS, city, invented, name, proper
 
 FIXED: list[dict[str, Any]] = PHRASES["fixed"]  # what the user says, the answer, the thought
 MEMORIES: list[dict[str, Any]] = PHRASES["memories"]  # {} in them is the thing remembered
@@ -56,7 +56,7 @@ def not_told(draw: Draw) -> list[Turn]:
 
 
 def unknown_country(draw: Draw) -> str:
-    return draw.pick(UNKNOWN_COUNTRIES) if draw.chance(0.7) else invented(draw, 2, 4).capitalize()
+    return draw.pick(UNKNOWN_COUNTRIES) if draw.chance(0.7) else proper(draw, 2, 4)
 
 
 def unknown(draw: Draw) -> list[Turn]:
@@ -66,13 +66,13 @@ def unknown(draw: Draw) -> list[Turn]:
         thing = invented(draw, 2, 4) if draw.chance(0.5) else f"the {draw.pick(WORDS)}"
         fill = {
             "thing": thing,
-            "Thing": invented(draw, 1, 2).capitalize(),
+            "Thing": proper(draw, 1, 2),
             "word": draw.pick(WORDS),
             "name": name(draw),
-            "place": invented(draw).capitalize(),
+            "place": proper(draw),
             "unknown": unknown_country(draw),
-            "city": draw.pick(CITIES),
-            "city2": draw.pick(CITIES),
+            "city": city(draw),
+            "city2": city(draw),
             "colour": draw.pick(COLOURS),
             "animal": draw.pick(ANIMALS),
             "big": str(draw.int(2, 999)),

@@ -18,13 +18,18 @@ def invented(draw: Draw, low: int = 2, high: int = 3) -> str:
     return "".join(draw.pick(SYLLABLES) for _ in range(draw.int(low, high)))
 
 
+def proper(draw: Draw, low: int = 2, high: int = 3) -> str:
+    """A made-up name of a place or a thing, which is not a reserved person's name either."""
+    return draw.fresh("name", lambda: invented(draw, low, high).capitalize())
+
+
 def name(draw: Draw) -> str:
     """A person's name from the list, or made of syllables, so that copying is learnt piece by piece."""
     return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.4) else draw.pick(NAMES))
 
 
 def city(draw: Draw) -> str:
-    return draw.fresh("city", lambda: invented(draw).capitalize() if draw.chance(0.3) else draw.pick(CITIES))
+    return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.3) else draw.pick(CITIES))
 
 
 def phrase(draw: Draw, low: int, high: int, kind: str = "phrase") -> list[str]:
