@@ -129,7 +129,9 @@ with np.errstate(over="ignore"):
 
 def bf16_to_float32(bits: NDArray[np.uint16]) -> F32:
     """Exact: bfloat16 is the upper half of a float32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
 
 
 def float32_to_bf16(values: F32) -> NDArray[np.uint16]:
@@ -148,14 +150,15 @@ def quantize_int8(values: F32) -> MatrixInt8:
     absmax = np.abs(values).max(axis=1) if values.shape[1] else np.zeros(values.shape[0], np.float32)
     scales = (absmax / np.float32(127)).astype(np.float32)
     divisor = np.where(scales == 0, np.float32(np.inf), scales)[:, None]
-    # The clip matters only where a subnormal scale is coarse.
-    codes = np.clip(np.rint(values / divisor), -127, 127).astype(np.int8)
-    return MatrixInt8(codes, scales)
+    codes = values / divisor
+    np.rint(codes, out=codes)
+    np.clip(codes, -127, 127, out=codes)  # matters only where a subnormal scale is coarse
+    return MatrixInt8(codes.astype(np.int8), scales)
 
 
 def _decode_fp8(matrix: MatrixFP8) -> F32:
     columns = matrix.codes.shape[1]
-    values = E4M3FN[matrix.codes]
+    values = np.take(E4M3FN, matrix.codes)
     with np.errstate(over="ignore", invalid="ignore"):  # 0 times an infinite scale is NaN
         for block, start in enumerate(range(0, columns, FP8_BLOCK)):
             values[:, start : start + FP8_BLOCK] *= matrix.scales[matrix.scale_row, block][:, None]

@@ -39,7 +39,7 @@ __all__ = [
     "check_names", "load_weights",
 ]  # fmt: skip
 
-_BLOCK = 32 << 20  # bytes of float32 that requantising makes at a time
+_BLOCK = 2 << 20  # bytes of float32 that requantising makes at a time: what a core's cache holds
 DENSE_BITS = (0, 8, 32)
 
 
