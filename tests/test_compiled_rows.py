@@ -160,7 +160,7 @@ def test_no_product_is_fused() -> None:
     compiled_rows.route(x, x[0], 2, 1.0)
     test_attention_at_the_released_dimensions()
     functions = [compiled_rows.norm_rows, compiled_rows.swiglu_range, compiled_rows.rope_rows, compiled_rows.sum_rows]
-    functions += [compiled_rows.route_rows, compiled_attention.weigh, compiled_attention.sum_values]
+    functions += [compiled_rows.route_rows, compiled_attention.attend_part]
     for function in (*functions, attention_kernels.score_kernels(6)[1]):
         code = fresh_assembly(function)
         assert re.search(r"\b(v?mul[sp]s|fmul)\b", code), function
