@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 TREES = ("mimo_vk", "cpu_fallback", "shaders")
-DATA = {"shaders/probe.comp": "mimo_vk/shaders/probe.comp", "shaders/probe.spv": "mimo_vk/shaders/probe.spv"} | {
-    path: path for path in ("mimo_vk/demo/probe.json",)
+DATA = {  # one file of each kind that isn't a module: its place in the tree, and in the wheel
+    "shaders/probe.comp": "mimo_vk/shaders/probe.comp",
+    "shaders/probe.spv": "mimo_vk/shaders/probe.spv",
+    "shaders/include/probe.glsl": "mimo_vk/shaders/include/probe.glsl",
+    "mimo_vk/demo/probe.json": "mimo_vk/demo/probe.json",
+    "mimo_vk/server/web/probe.html": "mimo_vk/server/web/probe.html",
 }
 
 
