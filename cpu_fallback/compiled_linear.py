@@ -1,7 +1,7 @@
 """Matrix products for the compiled backend: the loops around the kernels of ``vector_kernels.py``.
 
 One call is one parallel region. Thread t takes the t-th part of every matrix's rows, so that it reads one contiguous
-range, in blocks of 8 rows. No result depends on the threads, the blocks or the number of rows of x.
+range. No result depends on the threads, the blocks or the number of rows of x.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ import numpy as np
 from cpu_fallback.compiled_elementary import sigmoid
 from cpu_fallback.jit import jit
 from cpu_fallback.threads import get_threads, set_threads
-from cpu_fallback.vector_decode import FORMAT_INT8, LANES, LAYOUTS, STEP
+from cpu_fallback.vector_decode import (
+    COLUMNS,
+    FOLDED_X,
+    FORMAT_FP8,
+    FORMAT_FP8_FOLDED,
+    FORMAT_INT8,
+    GROUPS,
+    LANES,
+    LAYOUTS,
+    STEP,
+)
+from cpu_fallback.vector_ir import WIDTH
 from cpu_fallback.vector_kernels import (
+    GROUP_BYTES,
     KIND_OF,
-    SCRATCH_ROW,
-    STEP_BYTES,
-    TILE_WEIGHTS,
+    PAIR,
+    ROUND_BYTES,
+    SCRATCH_BYTES,
+    X_STEP_BYTES,
     copy_padded,
     decode,
     direct,
@@ -27,8 +40,10 @@ from cpu_fallback.vector_kernels import (
     tree,
 )
 
-BLOCK_ROWS = 8  # stored rows that share the loads of x and, decoded, fit a core's first-level cache
-TILE_LIMIT = 64  # rows of x whose lane sums are kept at once
+BLOCK_ROWS = 32  # stored rows whose sums are finished together, all groups of lanes one after the other
+DIRECT_ROWS = 8  # stored rows that share the loads of x
+DECODED_ROWS, DECODED_STEPS = 8, 4  # decoded at once: 10 KiB, which stay in a core's first-level cache
+X_LIMIT = 64  # rows of x in a block
 SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more than it saves
 
 # A matrix as the kernels see it is one row of an int64 table: the address of the codes and the bytes between rows, the same
@@ -36,35 +51,46 @@ SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more t
 CODES, CODES_STRIDE, SCALES, SCALES_STRIDE, SCALE_ROW, ROWS, SECOND = range(7)
 ENTRY = SECOND + 4
 
-KIND = tuple(KIND_OF)
 WORD_COLUMNS = tuple(layout.g for layout in LAYOUTS.values())
 CODE_BYTES = tuple(layout.step_bytes for layout in LAYOUTS.values())
 SCALE_BYTES = tuple(layout.scale_bytes for layout in LAYOUTS.values())
 SCALE_COLUMNS = tuple(layout.scale_columns for layout in LAYOUTS.values())
+FOLDED_LOW, FOLDED_HIGH = np.float32(2.0**-96), np.float32(2.0**27)  # between these, folded products lose nothing
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @jit()
-def permute(x, g, steps, out):  # type: ignore[no-untyped-def]
-    """x [n, K] to out [steps, n, 256]: within a step [word of the lane][column of the word][lane], zero padded."""
+def permute(x, g, factor, out):  # type: ignore[no-untyped-def]
+    """x [n, K] times factor to out [groups, steps, n, columns of a lane, lanes of a group], zero padded."""
     n, columns = x.shape
-    for s in range(steps):
+    for s in range(out.shape[1]):
         for m in range(n):
             for i in range(STEP // g):
+                t, q, lane = i // LANES, i % LANES // WIDTH, i % WIDTH
                 for c in range(g):
                     k = s * STEP + i * g + c
-                    value = x[m, k] if k < columns else np.float32(0)
-                    out[s, m, (i // LANES * g + c) * LANES + i % LANES] = value
+                    out[q, s, m, t * g + c, lane] = x[m, k] * factor if k < columns else ZERO
+
+
+@jit()
+def can_fold(x):  # type: ignore[no-untyped-def]
+    """Whether FORMAT_FP8_FOLDED gives x's products exactly: nothing in it is near a subnormal product or overflow."""
+    outside = 0
+    for value in x.ravel():
+        size = abs(value)
+        outside += not (((size >= FOLDED_LOW) & (size < FOLDED_HIGH)) | (size == ZERO))
+    return outside == 0
 
 
 @jit()
 def find_rows(entry, second, first, count, words, scales):  # type: ignore[no-untyped-def]
-    """Addresses of the codes and the scales of 8 rows from ``first``; past ``count`` the last one again."""
+    """Addresses of the codes and the scales of a block's rows from ``first``; past ``count`` the last one again."""
     codes, codes_stride = entry[CODES], entry[CODES_STRIDE]
     scale, scale_stride = entry[SCALES], entry[SCALES_STRIDE]
     if second:
         codes, codes_stride = entry[SECOND], entry[SECOND + 1]
         scale, scale_stride = entry[SECOND + 2], entry[SECOND + 3]
-    for j in range(BLOCK_ROWS):
+    for j in range(min(BLOCK_ROWS, count + PAIR)):
         row = first + min(j, count - 1)
         words[j] = codes + row * codes_stride
         scale_row = row if entry[SCALE_ROW] == 0 else load_int32(entry[SCALE_ROW] + 4 * row)
@@ -72,14 +98,14 @@ def find_rows(entry, second, first, count, words, scales):  # type: ignore[no-un
 
 
 @jit()
-def copy_tails(fmt, columns, rows, words, scales, tail, tail_words, tail_scales):  # type: ignore[no-untyped-def]
+def copy_tails(fmt, columns, count, words, scales, tail, tail_words, tail_scales):  # type: ignore[no-untyped-def]
     """The last, partial step of the block's rows, zero padded: a kernel never reads past the end of a row."""
     steps = columns // STEP
     rest = columns - steps * STEP
     code_bytes, scale_bytes = CODE_BYTES[fmt], SCALE_BYTES[fmt]
-    for j in range(BLOCK_ROWS):
+    for j in range(min(BLOCK_ROWS, count + PAIR)):
         tail_words[j] = tail.ctypes.data + j * tail.shape[1]
-        tail_scales[j] = tail_words[j] + STEP_BYTES
+        tail_scales[j] = tail_words[j] + code_bytes
         copy_padded(tail_words[j], words[j] + steps * code_bytes, rest * code_bytes // STEP, code_bytes)
         if scale_bytes:
             blocks = (rest + SCALE_COLUMNS[fmt] - 1) // SCALE_COLUMNS[fmt]
@@ -88,56 +114,85 @@ def copy_tails(fmt, columns, rows, words, scales, tail, tail_words, tail_scales)
 
 
 @jit()
-def multiply_one(kernels, fmt, columns, count, words, scales, tail_words, tail_scales, x, offset, acc):  # type: ignore[no-untyped-def]
-    """Lane sums [8][32] of ``count`` rows times one row of x, in registers."""
+def multiply_one(kernels, fmt, columns, count, pointers, x, offset, acc):  # type: ignore[no-untyped-def]
+    """Lane sums [count][32] of rows times one row of x, decoded in registers."""
     acc[: count * LANES] = 0
-    steps = columns // STEP
-    x_step = x.shape[1] * STEP_BYTES
-    start, sums = x.ctypes.data + offset, acc.ctypes.data
-    direct(kernels, fmt, words.ctypes.data, scales.ctypes.data, count, 0, steps, start, x_step, sums)
-    if columns > steps * STEP:
-        start += steps * x_step
-        direct(kernels, fmt, tail_words.ctypes.data, tail_scales.ctypes.data, count, 0, 1, start, x_step, sums)
-
-
-@jit()
-def multiply_many(kernels, fmt, columns, count, words, scales, tail_words, tail_scales, x, offsets, acc, scratch):  # type: ignore[no-untyped-def]
-    """Lane sums [8][len(offsets)][32] of ``count`` rows times several rows of x."""
-    n = len(offsets)
-    kind = KIND[fmt]
     full = columns // STEP
-    acc[: BLOCK_ROWS * n * LANES] = 0
-    acc_row = n * LANES * 4
-    for step in range(x.shape[0]):
-        if step < full:
-            decode(kernels, fmt, words.ctypes.data, scales.ctypes.data, BLOCK_ROWS, step, scratch.ctypes.data)
-        else:
-            decode(kernels, fmt, tail_words.ctypes.data, tail_scales.ctypes.data, BLOCK_ROWS, 0, scratch.ctypes.data)
-        x_step = x.ctypes.data + step * x.shape[1] * STEP_BYTES
-        m = 0
-        while m < n:
-            rows = 4 if n - m >= 4 else (2 if n - m >= 2 else 1)
-            x_offsets = offsets.ctypes.data + 8 * m
-            for j in range(0, count, TILE_WEIGHTS):
-                sums = acc.ctypes.data + j * acc_row + m * LANES * 4
-                tile(kernels, kind, rows, scratch.ctypes.data + j * SCRATCH_ROW, x_step, x_offsets, sums, acc_row)
-            m += rows
+    x_step = x.shape[2] * X_STEP_BYTES
+    x_group = x.shape[1] * x_step
+    for j in range(0, count, DIRECT_ROWS):
+        rows = min(DIRECT_ROWS, count - j)
+        start = x.ctypes.data + offset
+        sums = acc.ctypes.data + j * ROUND_BYTES
+        words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
+        direct(kernels, fmt, words, scales, rows, 0, full, start, x_step, x_group, sums)
+        if columns > full * STEP:
+            words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
+            direct(kernels, fmt, words, scales, rows, 0, 1, start + full * x_step, x_step, x_group, sums)
 
 
 @jit()
-def finish(fmt, count, scales, n, acc, result):  # type: ignore[no-untyped-def]
-    """The lane sums [8][n][32] to result [n, 8]."""
+def multiply_decoded(kernels, fmt, rows, steps, x, x_step, offsets, acc, scratch):  # type: ignore[no-untyped-def]
+    """Decoded rows times all rows of x, for one group of lanes: acc is the address of its lane sums [rows][n][8]."""
+    n = len(offsets)
+    m = 0
+    while m < n:
+        width = 4 if n - m >= 4 else (2 if n - m >= 2 else 1)
+        x_offsets = offsets.ctypes.data + 8 * m
+        sums = acc + m * GROUP_BYTES
+        tile(kernels, KIND_OF[fmt], width, scratch, rows, steps, x, x_step, x_offsets, sums, n * GROUP_BYTES)
+        m += width
+
+
+@jit()
+def multiply_many(kernels, fmt, columns, count, pointers, x, offsets, acc, scratch):  # type: ignore[no-untyped-def]
+    """Lane sums [group of lanes][32 rows][n][8] of ``count`` rows times n = len(offsets) rows of x."""
+    n = len(offsets)
+    acc[: GROUPS * BLOCK_ROWS * n * WIDTH] = 0
+    full = columns // STEP
+    x_step = x.shape[2] * X_STEP_BYTES
+    buffer = scratch.ctypes.data
+    for q in range(GROUPS):
+        start = x.ctypes.data + q * x.shape[1] * x_step
+        for j in range(0, count, DECODED_ROWS):
+            rows = (min(DECODED_ROWS, count - j) + PAIR - 1) // PAIR * PAIR
+            sums = acc.ctypes.data + (q * BLOCK_ROWS + j) * n * GROUP_BYTES
+            words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
+            for first in range(0, full, DECODED_STEPS):
+                steps = min(DECODED_STEPS, full - first)
+                decode(kernels, fmt, words, scales, rows, first, steps, q, buffer)
+                multiply_decoded(kernels, fmt, rows, steps, start + first * x_step, x_step, offsets, sums, buffer)
+            if columns > full * STEP:
+                words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
+                decode(kernels, fmt, words, scales, rows, 0, 1, q, buffer)
+                multiply_decoded(kernels, fmt, rows, 1, start + full * x_step, x_step, offsets, sums, buffer)
+
+
+@jit()
+def finish(fmt, count, n, scales, acc, product_bytes, group_bytes, result):  # type: ignore[no-untyped-def]
+    """The lane sums to result [n, 32]: product (j, m) has its groups at (j*n + m)*product_bytes, group_bytes apart."""
     for j in range(count):
         for m in range(n):
-            total = tree(acc.ctypes.data + (j * n + m) * LANES * 4)
+            total = tree(acc.ctypes.data + (j * n + m) * product_bytes, group_bytes)
             result[m, j] = total * load_float(scales[j]) if fmt == FORMAT_INT8 else total
 
 
 @jit()
+def store_block(result, count, n, paired, out, begin, first):  # type: ignore[no-untyped-def]
+    """result [1 or 2, n, 32] to rows begin.. and columns first.. of out; two are joined as silu(first) * second."""
+    for m in range(n):
+        for j in range(count):
+            value = result[0, m, j]
+            if paired:
+                value = (value * sigmoid(value)) * result[1, m, j]
+            out[begin + m, first + j] = value
+
+
+@jit()
 def part_of(count, part, parts):  # type: ignore[no-untyped-def]
-    """Where the part begins when ``count`` rows are cut into parts of whole blocks."""
-    blocks = (count + BLOCK_ROWS - 1) // BLOCK_ROWS
-    return min(count, blocks * part // parts * BLOCK_ROWS)
+    """Where the part begins when ``count`` rows are cut into parts of whole groups of 8."""
+    blocks = (count + DIRECT_ROWS - 1) // DIRECT_ROWS
+    return min(count, blocks * part // parts * DIRECT_ROWS)
 
 
 @jit()
@@ -145,40 +200,53 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
     """One thread's share: its rows of every matrix of the table, times the matrix's rows of x."""
     most = 1
     for e in range(len(table)):
-        most = max(most, min(TILE_LIMIT, edges[e + 1] - edges[e]))
-    pointers = np.empty((4, BLOCK_ROWS), np.int64)
-    words, scales, tail_words, tail_scales = pointers[0], pointers[1], pointers[2], pointers[3]
-    tail = np.empty((BLOCK_ROWS, STEP_BYTES + 64), np.uint8)
+        most = max(most, min(X_LIMIT, edges[e + 1] - edges[e]))
+    pointers = np.empty((4, BLOCK_ROWS), np.int64)  # codes and scales of the rows, then those of their tails
+    tail = np.empty((BLOCK_ROWS, CODE_BYTES[fmt] + SCALE_BYTES[fmt] if columns % STEP else 0), np.uint8)
     acc = np.empty(BLOCK_ROWS * most * LANES, np.float32)
-    scratch = np.empty(BLOCK_ROWS * SCRATCH_ROW, np.uint8)
+    scratch = np.empty(DECODED_STEPS * DECODED_ROWS * SCRATCH_BYTES if most > 1 else 0, np.uint8)
     results = np.empty((2, most, BLOCK_ROWS), np.float32)
     for e in range(len(table)):
         entry = table[e]
+        paired = entry[SECOND] != 0
         last = part_of(entry[ROWS], part + 1, parts)
-        for first in range(part_of(entry[ROWS], part, parts), last, BLOCK_ROWS):
-            count = min(BLOCK_ROWS, last - first)
-            for begin in range(edges[e], edges[e + 1], TILE_LIMIT):
-                n = min(TILE_LIMIT, edges[e + 1] - begin)
-                for second in range(2 if entry[SECOND] else 1):
-                    find_rows(entry, second, first, count, words, scales)
+        for begin in range(edges[e], edges[e + 1], X_LIMIT):
+            n = min(X_LIMIT, edges[e + 1] - begin)
+            for first in range(part_of(entry[ROWS], part, parts), last, BLOCK_ROWS):
+                count = min(BLOCK_ROWS, last - first)
+                for second in range(2 if paired else 1):
+                    find_rows(entry, second, first, count, pointers[0], pointers[1])
                     if columns % STEP:
-                        copy_tails(fmt, columns, count, words, scales, tail, tail_words, tail_scales)
+                        copy_tails(fmt, columns, count, pointers[0], pointers[1], tail, pointers[2], pointers[3])
                     if n == 1:
-                        multiply_one(
-                            kernels, fmt, columns, count, words, scales, tail_words, tail_scales, x, offsets[begin], acc
-                        )
+                        multiply_one(kernels, fmt, columns, count, pointers, x, offsets[begin], acc)
+                        finish(fmt, count, n, pointers[1], acc, ROUND_BYTES, GROUP_BYTES, results[second])
                     else:
-                        multiply_many(
-                            kernels, fmt, columns, count, words, scales, tail_words, tail_scales, x,
-                            offsets[begin : begin + n], acc, scratch,
-                        )  # fmt: skip
-                    finish(fmt, count, scales, n, acc, results[second])
-                for m in range(n):
-                    for j in range(count):
-                        value = results[0, m, j]
-                        if entry[SECOND]:
-                            value = (value * sigmoid(value)) * results[1, m, j]
-                        out[begin + m, first + j] = value
+                        rows = offsets[begin : begin + n]
+                        multiply_many(kernels, fmt, columns, count, pointers, x, rows, acc, scratch)
+                        apart = BLOCK_ROWS * n * GROUP_BYTES
+                        finish(fmt, count, n, pointers[1], acc, GROUP_BYTES, apart, results[second])
+                store_block(results, count, n, paired, out, begin, first)
+
+
+@jit()
+def prepare(fmt, table, matrix_of, row_of, x, permuted):  # type: ignore[no-untyped-def]
+    """x permuted; the format to use; where the pairs of each matrix begin; each pair's offset in a step of x."""
+    factor = ONE
+    if fmt == FORMAT_FP8_FOLDED:
+        if len(row_of) == 1 and can_fold(x):
+            factor = np.float32(FOLDED_X)
+        else:
+            fmt = FORMAT_FP8
+    permute(x, WORD_COLUMNS[fmt], factor, permuted)
+    edges = np.zeros(len(table) + 1, np.int64)
+    offsets = np.empty(len(row_of), np.int64)
+    for p in range(len(row_of)):
+        edges[matrix_of[p] + 1] += 1
+        offsets[p] = row_of[p] * np.int64(X_STEP_BYTES)
+    for e in range(len(table)):
+        edges[e + 1] += edges[e]
+    return fmt, edges, offsets
 
 
 @jit(
@@ -188,22 +256,15 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
 def multiply(kernels, threads, fmt, table, matrix_of, row_of, x, out):  # type: ignore[no-untyped-def]
     """out[p] = the matrix table[matrix_of[p]] times x[row_of[p]]; matrix_of is non-decreasing.
 
-    Where an entry has a second matrix, out[p] = silu(first) * second.
+    Where an entry has a second matrix, out[p] = silu(first) * second. Nothing here but the last loop may look to numba
+    like an array operation: it would become a parallel region of its own.
     """
     columns = x.shape[1]
-    steps = (columns + STEP - 1) // STEP
-    permuted = np.empty((steps, x.shape[0], STEP), np.float32)
-    permute(x, WORD_COLUMNS[fmt], steps, permuted)
-    edges = np.zeros(len(table) + 1, np.int64)
-    offsets = np.empty(len(row_of), np.int64)
-    for p in range(len(row_of)):
-        edges[matrix_of[p] + 1] += 1
-        offsets[p] = row_of[p] * np.int64(STEP_BYTES)
-    for e in range(len(table)):
-        edges[e + 1] += edges[e]
+    permuted = np.empty((GROUPS, (columns + STEP - 1) // STEP, x.shape[0], COLUMNS, WIDTH), np.float32)
+    chosen, edges, offsets = prepare(fmt, table, matrix_of, row_of, x, permuted)
     parts = threads if out.size * columns > SERIAL_WORK else 1
     before = get_threads()
     set_threads(parts)
     for part in numba.prange(parts):
-        work(part, parts, kernels.ctypes.data, fmt, columns, table, edges, offsets, permuted, out)
+        work(part, parts, kernels.ctypes.data, chosen, columns, table, edges, offsets, permuted, out)
     set_threads(before)

@@ -12,6 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 I32 = ir.IntType(32)
+I64 = ir.IntType(64)
 
 
 @intrinsic
@@ -19,8 +20,9 @@ def get_threads(typingctx):  # type: ignore[no-untyped-def]
     """The threads of the calling thread's next parallel region."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "get_num_threads")
-        return builder.sext(builder.call(function, []), ir.IntType(64))
+        # the C function returns an int; numba's own parallel loops declare it with 64 bits, and one module holds one type
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I64, []), "get_num_threads")
+        return builder.sext(builder.trunc(builder.call(function, []), I32), I64)
 
     return types.int64(), codegen
 

@@ -1,12 +1,13 @@
 """How the words of each stored format become float vectors: LLVM emitters, exact in every bit.
 
-A vector holds one word (32 bits of a stored row, g columns) per lane; decoding gives g float vectors, one per
-column of the word, in column order. What each one does is in ``mimo_vk/formats.py``'s terms; the tricks are beside them.
+A vector holds one word (32 bits of a stored row, g columns) per lane; decoding gives g float vectors, one per column of
+the word, in column order. Decoders are generators: a column's instructions are emitted when it is asked for, so that
+few values are alive at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -16,7 +17,7 @@ from cpu_fallback.vector_ir import (
     F32,
     FLOATS,
     HALVES,
-    I64,
+    I16,
     INTS,
     WIDTH,
     Builder,
@@ -25,25 +26,28 @@ from cpu_fallback.vector_ir import (
     broadcast,
     byte_vector,
     load,
+    shuffle_bytes,
     splat,
     splat_float,
     splat_halves,
     target_has,
 )
 
-FORMAT_F32, FORMAT_BF16, FORMAT_INT8, FORMAT_FP8, FORMAT_MXFP4, FORMAT_MXFP4_PORTABLE = range(6)
+FORMAT_F32, FORMAT_BF16, FORMAT_INT8, FORMAT_FP8, FORMAT_MXFP4, FORMAT_MXFP4_PORTABLE, FORMAT_FP8_FOLDED = range(7)
 STEP = 256  # columns that one step of a kernel works on
 LANES = 32
 GROUPS = LANES // WIDTH  # vectors that hold one word of each lane
+COLUMNS = STEP // LANES  # columns of one lane in a step
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1_HALVES = (0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0)  # the upper 16 bits of each as a float32
+E2M1_HALVES = (0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0)  # 0 to 6, the upper 16 bits as a float32
 SMALLEST_SCALE = 0x00400000  # 2^-127, what an e8m0 byte of 0 means
+FOLDED_X = 2.0**100  # FORMAT_FP8_FOLDED: x comes times this, the scale takes FOLDED_SCALE, and 2^-120 is undone
+FOLDED_SCALE = 2.0**20
 
 
 @dataclass(frozen=True)
 class Layout:
-    """g columns a word; bytes of codes and of scales in one step (0: a word's partial has no scale); columns of a scale."""
+    """g columns a word; bytes of codes and of scales in a step (0: a word's partial has no scale); columns of a scale."""
 
     g: int
     step_bytes: int
@@ -53,7 +57,7 @@ class Layout:
     @property
     def rounds(self) -> int:
         """Words of one lane in a step."""
-        return STEP // (LANES * self.g)
+        return COLUMNS // self.g
 
 
 LAYOUTS = {
@@ -63,53 +67,67 @@ LAYOUTS = {
     FORMAT_FP8: Layout(4, STEP, 8, 128),
     FORMAT_MXFP4: Layout(8, STEP // 2, 8, 32),
     FORMAT_MXFP4_PORTABLE: Layout(8, STEP // 2, 8, 32),
+    FORMAT_FP8_FOLDED: Layout(4, STEP, 8, 128),
 }
+Decoder = Callable[[Builder, Value], Iterator[Value]]
 
 
-def decode_f32(b: Builder, words: Value) -> list[Value]:
-    return [b.bitcast(words, FLOATS)]
+def low_half(b: Builder, words: Value, mask: int = 0xFFFF0000) -> Value:
+    """The low 16 bits of each word as the top of a float."""
+    shifted = b.shl(words, splat(16))
+    return b.bitcast(shifted if mask == 0xFFFF0000 else b.and_(shifted, splat(mask)), FLOATS)
 
 
-def decode_bf16(b: Builder, words: Value) -> list[Value]:
-    low = b.shl(words, splat(16))
-    high = b.and_(words, splat(0xFFFF0000))
-    return [b.bitcast(low, FLOATS), b.bitcast(high, FLOATS)]
+def high_half(b: Builder, words: Value, mask: int = 0xFFFF0000) -> Value:
+    return b.bitcast(b.and_(words, splat(mask)), FLOATS)
 
 
-def decode_int8(b: Builder, words: Value) -> list[Value]:
-    tops = [b.shl(words, splat(24 - 8 * c)) if c < 3 else words for c in range(4)]
-    return [b.sitofp(b.ashr(top, splat(24)), FLOATS) for top in tops]
+def decode_f32(b: Builder, words: Value) -> Iterator[Value]:
+    yield b.bitcast(words, FLOATS)
 
 
-def sign_extended(b: Builder, words: Value, left: int, right: int) -> Value:
-    """Both 16-bit halves of each word shifted left, then right with the sign."""
+def decode_bf16(b: Builder, words: Value) -> Iterator[Value]:
+    yield low_half(b, words)
+    yield high_half(b, words)
+
+
+def decode_int8(b: Builder, words: Value) -> Iterator[Value]:
+    for c in range(4):
+        top = b.shl(words, splat(24 - 8 * c)) if c < 3 else words
+        yield b.sitofp(b.ashr(top, splat(24)), FLOATS)
+
+
+def decode_fp8_folded(b: Builder, words: Value) -> Iterator[Value]:
+    """2^-120 of each value: a code's 7 low bits at the bottom of a float's exponent, subnormal codes included."""
     halves = b.bitcast(words, HALVES)
-    if left:
-        halves = b.shl(halves, splat_halves(left))
-    return b.bitcast(b.ashr(halves, splat_halves(right)), INTS)
+    even = b.bitcast(b.ashr(b.shl(halves, splat_halves(8)), splat_halves(4)), INTS)
+    odd = b.bitcast(b.ashr(halves, splat_halves(4)), INTS)
+    for part in (low_half, high_half):
+        yield part(b, even, 0x87F00000)
+        yield part(b, odd, 0x87F00000)
 
 
-def two_columns(b: Builder, halves: Value, mask: int, unit: float) -> tuple[Value, Value]:
-    """The low and the high half of each word as the top of a float, times ``unit``, which is exact."""
-    low = b.and_(b.shl(halves, splat(16)), splat(mask))
-    high = b.and_(halves, splat(mask))
-    scale = splat_float(unit)
-    return b.fmul(b.bitcast(low, FLOATS), scale), b.fmul(b.bitcast(high, FLOATS), scale)
+def decode_fp8(b: Builder, words: Value) -> Iterator[Value]:
+    for column in decode_fp8_folded(b, words):
+        yield b.fmul(column, splat_float(2.0**120))
 
 
-def decode_fp8(b: Builder, words: Value) -> list[Value]:
-    """A code's 7 low bits at the bottom of a float's exponent are 2^-120 of its value, subnormal codes included."""
-    even = sign_extended(b, words, 8, 4)
-    odd = sign_extended(b, words, 0, 4)
-    first, third = two_columns(b, even, 0x87F00000, 2.0**120)
-    second, fourth = two_columns(b, odd, 0x87F00000, 2.0**120)
-    return [first, second, third, fourth]
-
-
-def decode_mxfp4_portable(b: Builder, words: Value) -> list[Value]:
-    """A code's 3 low bits at the bottom of a float's exponent are 2^-126 of its value (subnormal for codes 0 and 1)."""
-    pairs = [two_columns(b, sign_extended(b, words, 12 - 4 * c, 6), 0x81C00000, 2.0**126) for c in range(4)]
-    return [low for low, _ in pairs] + [high for _, high in pairs]
+def decode_mxfp4_portable(b: Builder, words: Value) -> Iterator[Value]:
+    """Codes in the top of both halves of each word, two columns at once; codes 0 and 1 apart, to make no subnormals."""
+    pairs = []
+    for c in range(4):
+        top = b.shl(b.bitcast(words, HALVES), splat_halves(12 - 4 * c))
+        size = b.and_(
+            b.lshr(top, splat_halves(6)), splat_halves(0x01C0)
+        )  # 3 bits across a float's exponent and fraction
+        small = b.mul(size, splat_halves(0xFC))  # 0 or, for code 1 (0x40), the 0x3F00 of 0.5
+        usual = b.add(size, splat_halves(0x3F00))
+        value = b.select(b.icmp_unsigned("<", size, splat_halves(0x80)), small, usual)
+        signed = b.or_(value, b.and_(top, splat_halves(0x8000)))
+        pairs.append(b.bitcast(signed, INTS))
+        yield low_half(b, pairs[-1])
+    for pair in pairs:
+        yield high_half(b, pair)
 
 
 def lookup(b: Builder, table: Value, codes: Value) -> Value:
@@ -118,58 +136,59 @@ def lookup(b: Builder, table: Value, codes: Value) -> Value:
     return b.call(b.module.declare_intrinsic("llvm.x86.avx2.pshuf.b", [], kind), [table, codes])
 
 
-def decode_mxfp4(b: Builder, words: Value) -> list[Value]:
-    """Two lookups give the upper two bytes of each float; unpacking pairs them, two columns to a word."""
-    if not target_has("avx2"):
-        return decode_mxfp4_portable(b, words)
-    by_lane = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]
-    undefined = ir.Constant(BYTES, ir.Undefined)
-    order = ir.Constant(INTS_32, by_lane + [16 + i for i in by_lane])
-    ordered = b.bitcast(b.shuffle_vector(b.bitcast(words, BYTES), undefined, order), INTS)
-    even = b.bitcast(b.and_(ordered, splat(0x0F0F0F0F)), BYTES)
-    odd = b.bitcast(b.and_(b.lshr(ordered, splat(4)), splat(0x0F0F0F0F)), BYTES)
-    columns: list[Value] = [None] * 8
-    for first, codes in ((0, even), (1, odd)):
-        high, low = lookup(b, HIGH_TABLE, codes), lookup(b, LOW_TABLE, codes)
-        for half, start in ((0, first), (1, first + 4)):
-            pair = b.bitcast(b.shuffle_vector(low, high, UNPACK[half]), INTS)
-            columns[start], columns[start + 2] = decode_bf16(b, pair)
-    return columns
-
-
-def table(shift: int) -> Value:
+def e2m1_table(shift: int) -> Value:
     """Byte ``shift``/8 of the upper halves of the 16 codes' floats, once per 128 bits."""
     halves = [*E2M1_HALVES, *(0x8000 | h for h in E2M1_HALVES)]
     return byte_vector([h >> shift & 0xFF for h in halves] * 2)
 
 
-INTS_32 = ir.VectorType(ir.IntType(32), 32)
-HIGH_TABLE, LOW_TABLE = table(8), table(0)
-UNPACK = [
-    ir.Constant(INTS_32, [i for base in (0, 16) for k in range(8) for i in (base + 8 * h + k, 32 + base + 8 * h + k)])
-    for h in (0, 1)
-]
+def decode_mxfp4(b: Builder, words: Value) -> Iterator[Value]:
+    """Two lookups give the upper two bytes of each float; unpacking pairs them, two columns to a word."""
+    if not target_has("avx2"):
+        yield from decode_mxfp4_portable(b, words)
+        return
+    order = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]  # bytes 0 and 1 of four words, then bytes 2 and 3
+    raw = b.bitcast(words, BYTES)
+    ordered = b.bitcast(shuffle_bytes(b, raw, raw, order + [16 + i for i in order]), INTS)
+    even = b.bitcast(b.and_(ordered, splat(0x0F0F0F0F)), BYTES)
+    odd = b.bitcast(b.and_(b.lshr(ordered, splat(4)), splat(0x0F0F0F0F)), BYTES)
+    tables = e2m1_table(0), e2m1_table(8)
+    bytes_of = [[lookup(b, table, codes) for table in tables] for codes in (even, odd)]
+    for half in (0, 8):
+        unpack = [i for base in (0, 16) for k in range(8) for i in (base + half + k, 32 + base + half + k)]
+        pairs = [b.bitcast(shuffle_bytes(b, low, high, unpack), INTS) for low, high in bytes_of]
+        for part in (low_half, high_half):
+            for pair in pairs:
+                yield part(b, pair)
 
-DECODERS: dict[int, Callable[[Builder, Value], list[Value]]] = {
+
+DECODERS: dict[int, Decoder] = {
     FORMAT_F32: decode_f32,
     FORMAT_BF16: decode_bf16,
     FORMAT_INT8: decode_int8,
     FORMAT_FP8: decode_fp8,
     FORMAT_MXFP4: decode_mxfp4,
     FORMAT_MXFP4_PORTABLE: decode_mxfp4_portable,
+    FORMAT_FP8_FOLDED: decode_fp8_folded,
 }
 
 
-def scale_vector(b: Builder, fmt: int, scales: Value, t: int, group: int) -> Value | None:
-    """The scale of each lane's word t in a step (``scales``: the address of the step's scales), or None."""
-    if fmt == FORMAT_FP8:  # a round of 32 words of 4 columns is one block
-        return broadcast(b, load(b, add(b, scales, 4 * t), F32), FLOATS)
-    if LAYOUTS[fmt].scale_bytes == 0:
+def scale_vector(b: Builder, fmt: int, scales: Value, t: int, pair: Value) -> Value | None:
+    """The scale of each lane's word t, or None. ``scales``: the address of the step's; ``pair``: that of the group's two.
+
+    The 8 words of a group of lanes are two blocks of 32 columns in MXFP4; a round of 32 words of FP8 is one block.
+    """
+    layout = LAYOUTS[fmt]
+    if layout.scale_bytes == 0:
         return None
-    eight = b.bitcast(broadcast(b, load(b, scales, I64), ir.VectorType(I64, WIDTH // 2)), BYTES)
-    order = [i for lane in range(WIDTH) for i in (32, 32, 32, 4 * lane // 16 * 16 + 2 * group + lane // 4)]
-    zeros = byte_vector([0] * (4 * WIDTH))
-    top = b.bitcast(b.shuffle_vector(eight, zeros, ir.Constant(INTS_32, order)), INTS)
+    if layout.g == 4:
+        scale = load(b, add(b, scales, 4 * t), F32)
+        if fmt == FORMAT_FP8_FOLDED:
+            scale = b.fmul(scale, ir.Constant(F32, FOLDED_SCALE))
+        return broadcast(b, scale, FLOATS)
+    both = b.bitcast(broadcast(b, load(b, pair, I16), HALVES), BYTES)
+    place = [i for lane in range(WIDTH) for i in (32, 32, 32, 4 * lane // 16 * 16 + lane // 4)]
+    top = b.bitcast(shuffle_bytes(b, both, byte_vector([0] * (4 * WIDTH)), place), INTS)
     exponent = b.lshr(top, splat(1))
     tiny = b.icmp_unsigned("<", exponent, splat(SMALLEST_SCALE))
     return b.bitcast(b.select(tiny, splat(SMALLEST_SCALE), exponent), FLOATS)

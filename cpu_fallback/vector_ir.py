@@ -78,6 +78,11 @@ def broadcast(b: Builder, scalar: Value, kind: Any) -> Value:
     return b.shuffle_vector(single, ir.Constant(kind, ir.Undefined), indices([0] * kind.count))
 
 
+def shuffle_bytes(b: Builder, first: Value, second: Value, order: Sequence[int]) -> Value:
+    """Byte i of the result is byte order[i] of the two vectors laid end to end."""
+    return b.shuffle_vector(first, second, indices(order))
+
+
 @contextmanager
 def loop(b: Builder, count: Value) -> Iterator[Value]:
     """Emit the body once, run it ``count`` times (0 is fine); yields the index."""

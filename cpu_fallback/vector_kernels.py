@@ -1,15 +1,16 @@
 """The kernels of the matrix products, emitted as LLVM functions, and the numba intrinsics that call them.
 
-All work on steps of 256 columns and on rows given by address. ``direct`` decodes in registers, for one row of x;
-``decode`` writes decoded rows to a small scratch and ``tile`` multiplies two of them with up to four rows of x. Both
-keep the order of ``mimo_vk/ops.py``: lane sums live in memory as [..., 32] float32 and are finished by ``tree``.
+All work on steps of 256 columns and on rows given by address, and keep the order of ``mimo_vk/ops.py``. ``direct``
+decodes in registers, for one row of x. For more rows, ``decode`` writes stored rows as floats to a small scratch and
+``tile`` multiplies them with up to four rows of x. As lanes meet only in the final tree, those two work on one group of 8
+lanes at a time: its lane sums stay in the first-level cache, and its part of x in the second.
 
-x is permuted once per call into [step][row][word of the lane][column of the word][lane], zero padded.
+x is permuted once per call into [group of lanes][step][row][column of the lane][lane of the group], zero padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cpu_fallback.jit import jit
-from cpu_fallback.vector_decode import (
-    DECODERS,
-    GROUPS,
-    LANES,
-    LAYOUTS,
-    STEP,
-    scale_vector,
-)
+from cpu_fallback.vector_decode import COLUMNS, DECODERS, GROUPS, LANES, LAYOUTS, scale_vector
 from cpu_fallback.vector_ir import (
     F32,
     FLOATS,
@@ -47,11 +41,12 @@ from cpu_fallback.vector_ir import (
     store,
 )
 
-LANE_BYTES = 4 * LANES  # 32 float32 sums, or one column of a round of words
-GROUP_BYTES = 4 * WIDTH
-STEP_BYTES = 4 * STEP  # a step of x, or of a decoded row
-SCRATCH_ROW = STEP_BYTES + 2 * LANE_BYTES  # a decoded step, then the scales of its words (two rounds at most)
-TILE_WEIGHTS = 2  # decoded rows that one tile multiplies
+ROUND_BYTES = 4 * LANES  # one word of each lane, or the lane sums of one product
+GROUP_BYTES = 4 * WIDTH  # the same of one group of lanes
+X_STEP_BYTES = COLUMNS * GROUP_BYTES  # one group's part of a step of a row of x
+SCRATCH_BYTES = X_STEP_BYTES + 2 * GROUP_BYTES  # the same of a decoded row, then the scales of its words (two at most)
+TOGETHER = 2  # groups of lanes whose instructions ``direct`` interleaves
+PAIR = 2  # decoded rows in a tile
 TILE_ROWS = (1, 2, 4)  # rows of x in a tile
 
 
@@ -64,36 +59,46 @@ def chain(b: Builder, p: Value | None, weight: Value, x: Value) -> Value:
     return product if p is None else b.fadd(p, product)
 
 
-def direct_step(b: Builder, fmt: int, words: Value, scales: Value, x: Value, acc: Value) -> None:
-    """256 columns of one stored row times one row of x, added to the row's 32 lane sums at ``acc``."""
+def direct_groups(
+    b: Builder, fmt: int, words: Value, scales: Value, xs: Sequence[Value], acc: Value, first: int
+) -> None:
+    """256 columns of one stored row times one row of x, for groups first..first+TOGETHER, added to their lane sums."""
     layout = LAYOUTS[fmt]
-    for group in range(GROUPS):
-        total = load(b, add(b, acc, group * GROUP_BYTES), FLOATS)
-        for t in range(layout.rounds):
-            word = load(b, add(b, words, t * LANE_BYTES + group * GROUP_BYTES), INTS)
-            p = None
-            for c, weight in enumerate(DECODERS[fmt](b, word)):
-                offset = (t * layout.g + c) * LANE_BYTES + group * GROUP_BYTES
-                p = chain(b, p, weight, load(b, add(b, x, offset), FLOATS))
-            scale = scale_vector(b, fmt, scales, t, group)
-            total = b.fadd(total, p if scale is None else b.fmul(p, scale))
-        store(b, total, add(b, acc, group * GROUP_BYTES))
+    groups = range(first, first + TOGETHER)
+    totals = {q: load(b, add(b, acc, q * GROUP_BYTES), FLOATS) for q in groups}
+    for t in range(layout.rounds):
+        columns: dict[int, Iterator[Value]] = {}
+        for q in groups:
+            word = load(b, add(b, words, t * ROUND_BYTES + q * GROUP_BYTES), INTS)
+            columns[q] = DECODERS[fmt](b, word)
+        p: dict[int, Value | None] = dict.fromkeys(groups)
+        for c in range(t * layout.g, (t + 1) * layout.g):
+            for q in groups:
+                p[q] = chain(b, p[q], next(columns[q]), load(b, add(b, xs[q], c * GROUP_BYTES), FLOATS))
+        for q in groups:
+            scale = scale_vector(b, fmt, scales, t, add(b, scales, 2 * q))
+            totals[q] = b.fadd(totals[q], p[q] if scale is None else b.fmul(p[q], scale))
+    for q in groups:
+        store(b, totals[q], add(b, acc, q * GROUP_BYTES))
 
 
 def emit_direct(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
     layout = LAYOUTS[fmt]
 
     def emit(b: Builder, args: Sequence[Value]) -> None:
-        words, scales, rows, first, steps, x, x_step, acc = args
+        words, scales, rows, first, steps, x, x_step, x_group, acc = args
         with loop(b, steps) as s:
             step = b.add(first, s)
-            x_here = b.add(x, b.mul(step, x_step))
+            start = b.add(x, b.mul(step, x_step))
+            xs = [b.add(start, b.mul(x_group, const(q))) for q in range(GROUPS)]
             word_offset = b.mul(step, const(layout.step_bytes))
             scale_offset = b.mul(step, const(layout.scale_bytes))
             with loop(b, rows) as r:
                 w = b.add(pointer_at(b, words, r), word_offset)
                 sc = b.add(pointer_at(b, scales, r), scale_offset)
-                direct_step(b, fmt, w, sc, x_here, b.add(acc, b.mul(r, const(LANE_BYTES))))
+                sums = b.add(acc, b.mul(r, const(ROUND_BYTES)))
+                for group in range(0, GROUPS, TOGETHER):
+                    direct_groups(b, fmt, w, sc, xs, sums, group)
 
     return emit
 
@@ -102,77 +107,81 @@ def emit_decode(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
     layout = LAYOUTS[fmt]
 
     def emit(b: Builder, args: Sequence[Value]) -> None:
-        words, scales, rows, step, scratch = args
-        word_offset = b.mul(step, const(layout.step_bytes))
-        scale_offset = b.mul(step, const(layout.scale_bytes))
+        words, scales, rows, first, steps, group, scratch = args
         with loop(b, rows) as r:
-            w = b.add(pointer_at(b, words, r), word_offset)
-            sc = b.add(pointer_at(b, scales, r), scale_offset)
-            out = b.add(scratch, b.mul(r, const(SCRATCH_ROW)))
-            for t in range(layout.rounds):
-                for group in range(GROUPS):
-                    word = load(b, add(b, w, t * LANE_BYTES + group * GROUP_BYTES), INTS)
-                    for c, weight in enumerate(DECODERS[fmt](b, word)):
-                        offset = (t * layout.g + c) * LANE_BYTES + group * GROUP_BYTES
-                        store(b, weight, add(b, out, offset))
-                    scale = scale_vector(b, fmt, sc, t, group)
+            row_words = b.add(pointer_at(b, words, r), b.mul(group, const(GROUP_BYTES)))
+            row_scales = pointer_at(b, scales, r)
+            with loop(b, steps) as s:
+                step = b.add(first, s)
+                w = b.add(row_words, b.mul(step, const(layout.step_bytes)))
+                sc = b.add(row_scales, b.mul(step, const(layout.scale_bytes)))
+                out = b.add(scratch, b.mul(b.add(b.mul(s, rows), r), const(SCRATCH_BYTES)))
+                for t in range(layout.rounds):
+                    word = load(b, add(b, w, t * ROUND_BYTES), INTS)
+                    for c, weight in enumerate(DECODERS[fmt](b, word), t * layout.g):
+                        store(b, weight, add(b, out, c * GROUP_BYTES))
+                    scale = scale_vector(b, fmt, sc, t, b.add(sc, b.mul(group, const(2))))
                     if scale is not None:
-                        store(b, scale, add(b, out, STEP_BYTES + t * LANE_BYTES + group * GROUP_BYTES))
+                        store(b, scale, add(b, out, X_STEP_BYTES + t * GROUP_BYTES))
 
     return emit
 
 
-def tile_round(b: Builder, g: int, weights: Sequence[Value], xs: Sequence[Value], t: int) -> dict[Any, Value]:
-    """The partials of word t of one vector of lanes, for every pair of a decoded row and a row of x."""
+def tile_partials(b: Builder, g: int, weights: Sequence[Value], xs: Sequence[Value], t: int) -> dict[Any, Value]:
+    """The partials of word t of every pair of a decoded row and a row of x."""
     p: dict[Any, Value] = {}
+    columns = range(t * g, (t + 1) * g)
     if g > 2:  # column by column: the partials of all pairs in registers
-        for c in range(g):
-            offset = (t * g + c) * LANE_BYTES
-            ws = [load(b, add(b, w, offset), FLOATS) for w in weights]
+        for c in columns:
+            ws = [load(b, add(b, w, c * GROUP_BYTES), FLOATS) for w in weights]
             for m, x in enumerate(xs):
-                column = load(b, add(b, x, offset), FLOATS)
+                column = load(b, add(b, x, c * GROUP_BYTES), FLOATS)
                 for r, w in enumerate(ws):
                     p[r, m] = chain(b, p.get((r, m)), w, column)
         return p
-    ws2 = [[load(b, add(b, w, (t * g + c) * LANE_BYTES), FLOATS) for c in range(g)] for w in weights]
+    decoded = [[load(b, add(b, w, c * GROUP_BYTES), FLOATS) for c in columns] for w in weights]
     for m, x in enumerate(xs):
-        columns = [load(b, add(b, x, (t * g + c) * LANE_BYTES), FLOATS) for c in range(g)]
-        for r, w2 in enumerate(ws2):
-            for w, column in zip(w2, columns, strict=True):
-                p[r, m] = chain(b, p.get((r, m)), w, column)
+        for i, c in enumerate(columns):
+            column = load(b, add(b, x, c * GROUP_BYTES), FLOATS)
+            for r, ws in enumerate(decoded):
+                p[r, m] = chain(b, p.get((r, m)), ws[i], column)
     return p
 
 
-def emit_tile(g: int, scaled: bool, count: int) -> Callable[[Builder, Sequence[Value]], None]:
-    """Two decoded rows at ``scratch`` times ``count`` rows of x, added to the lane sums [2][...][32] at ``acc``."""
+def tile_step(
+    b: Builder, g: int, scaled: bool, weights: Sequence[Value], xs: Sequence[Value], rows: list[Value]
+) -> None:
+    """One group and step of decoded rows times some rows of x, added to the lane sums [row of x][8] at ``rows``."""
+    places = {(r, m): add(b, row, m * GROUP_BYTES) for r, row in enumerate(rows) for m in range(len(xs))}
+    totals = {key: load(b, place, FLOATS) for key, place in places.items()}
+    for t in range(COLUMNS // g):
+        p = tile_partials(b, g, weights, xs, t)
+        for r, weight in enumerate(weights):
+            scale = load(b, add(b, weight, X_STEP_BYTES + t * GROUP_BYTES), FLOATS) if scaled else None
+            for m in range(len(xs)):
+                totals[r, m] = b.fadd(totals[r, m], p[r, m] if scale is None else b.fmul(p[r, m], scale))
+    for key, place in places.items():
+        store(b, totals[key], place)
 
+
+def emit_tile(g: int, scaled: bool, count: int) -> Callable[[Builder, Sequence[Value]], None]:
     def emit(b: Builder, args: Sequence[Value]) -> None:
-        scratch, x_step, x_offsets, acc, acc_row = args
-        starts = [b.add(x_step, pointer_at(b, x_offsets, const(m))) for m in range(count)]
-        with loop(b, const(GROUPS)) as group:
-            lane = b.mul(group, const(GROUP_BYTES))
-            weights = [b.add(lane, add(b, scratch, r * SCRATCH_ROW)) for r in range(TILE_WEIGHTS)]
-            xs = [b.add(start, lane) for start in starts]
-            rows = [b.add(lane, acc), b.add(lane, b.add(acc, acc_row))]
-            places = {(r, m): add(b, rows[r], m * LANE_BYTES) for r in range(TILE_WEIGHTS) for m in range(count)}
-            totals = {key: load(b, place, FLOATS) for key, place in places.items()}
-            for t in range(STEP // (LANES * g)):
-                p = tile_round(b, g, weights, xs, t)
-                for r, weight in enumerate(weights):
-                    scale = load(b, add(b, weight, STEP_BYTES + t * LANE_BYTES), FLOATS) if scaled else None
-                    for m in range(count):
-                        part = p[r, m] if scale is None else b.fmul(p[r, m], scale)
-                        totals[r, m] = b.fadd(totals[r, m], part)
-            for key, place in places.items():
-                store(b, totals[key], place)
+        scratch, rows, steps, x, x_step, x_offsets, acc, acc_row = args
+        starts = [b.add(x, pointer_at(b, x_offsets, const(m))) for m in range(count)]
+        pairs = b.lshr(b.add(rows, const(PAIR - 1)), const(1))
+        with loop(b, steps) as s:
+            xs = [b.add(start, b.mul(s, x_step)) for start in starts]
+            step_scratch = b.add(scratch, b.mul(b.mul(s, rows), const(SCRATCH_BYTES)))
+            with loop(b, pairs) as pair:
+                weight = b.add(step_scratch, b.mul(pair, const(PAIR * SCRATCH_BYTES)))
+                row = b.add(acc, b.mul(b.mul(pair, acc_row), const(PAIR)))
+                tile_step(b, g, scaled, [weight, add(b, weight, SCRATCH_BYTES)], xs, [row, b.add(row, acc_row)])
 
     return emit
 
 
 KINDS = {0: (1, False), 1: (2, False), 2: (4, False), 3: (4, True), 4: (8, True)}  # words of g columns, scaled or not
-KIND_OF = [0, 1, 2, 3, 4, 4]  # by format
-
-
+KIND_OF = (0, 1, 2, 3, 4, 4, 3)  # by format
 FORMATS = len(LAYOUTS)
 DIRECT, DECODE, TILE = 0, FORMATS, 2 * FORMATS  # where each family begins in the table of addresses
 KERNELS = TILE + len(KINDS) * (max(TILE_ROWS) + 1)
@@ -181,25 +190,25 @@ KERNELS = TILE + len(KINDS) * (max(TILE_ROWS) + 1)
 def emit_all(module: Any) -> dict[int, Value]:
     """Every kernel as a function of the module, by its place in the table of addresses.
 
-    ``direct`` (by format) of words, scales, rows, first, steps, x, x_step, acc: steps first..first+steps of ``rows`` stored
-    rows times one row of x. words and scales are addresses of tables of row addresses, x that of the permuted row's first
-    step, its steps x_step bytes apart; acc [rows][32] lane sums.
+    ``direct`` (by format) of words, scales, rows, first, steps, x, x_step, x_group, acc: steps first..first+steps of
+    ``rows`` stored rows times one row of x. words and scales are addresses of tables of row addresses, x that of the
+    permuted row, its steps x_step and its groups x_group bytes apart; acc [rows][32] lane sums.
 
-    ``decode`` (by format) of words, scales, rows, step, scratch: one step of ``rows`` stored rows as floats and scales, to
-    scratch [rows][SCRATCH_ROW bytes].
+    ``decode`` (by format) of words, scales, rows, first, steps, group, scratch: one group of lanes of those steps as
+    floats and scales, to scratch [steps][rows][SCRATCH_BYTES].
 
-    ``tile`` (by kind and rows of x) of scratch, x_step, x_offsets, acc, acc_row: one step of two decoded rows times some
-    rows of x. x_step is the address of the step of x, x_offsets that of a table of the rows' offsets in it; acc_row the
-    bytes between the lane sums of the two decoded rows.
+    ``tile`` (by kind and rows of x) of scratch, rows, steps, x, x_step, x_offsets, acc, acc_row: what ``decode`` wrote (an
+    even number of rows) times some rows of x. x is the address of the group's first step, x_offsets that of a table
+    of the rows' offsets in a step; acc [rows][acc_row bytes: row of x][8] the group's lane sums.
     """
     kernels = {}
     for f in LAYOUTS:
-        kernels[DIRECT + f] = function(module, f"mimo_direct_{f}", 8, emit_direct(f))
-        kernels[DECODE + f] = function(module, f"mimo_decode_{f}", 5, emit_decode(f))
+        kernels[DIRECT + f] = function(module, f"mimo_direct_{f}", 9, emit_direct(f))
+        kernels[DECODE + f] = function(module, f"mimo_decode_{f}", 7, emit_decode(f))
     for kind, (g, scaled) in KINDS.items():
         for m in TILE_ROWS:
             place = TILE + kind * (max(TILE_ROWS) + 1) + m
-            kernels[place] = function(module, f"mimo_tile_{kind}_{m}", 5, emit_tile(g, scaled, m))
+            kernels[place] = function(module, f"mimo_tile_{kind}_{m}", 8, emit_tile(g, scaled, m))
     return kernels
 
 
@@ -243,34 +252,35 @@ def call(arguments: int, index: Callable[[Builder, Sequence[Value]], Value]) -> 
 
 
 @intrinsic
-def direct(typingctx, table, fmt, words, scales, rows, first, steps, x, x_step, acc):  # type: ignore[no-untyped-def]
+def direct(typingctx, table, fmt, words, scales, rows, first, steps, x, x_step, x_group, acc):  # type: ignore[no-untyped-def]
     """Call that kernel; see emit_all. ``table`` is the address of the table of addresses."""
-    return types.void(*[types.int64] * 10), call(8, lambda b, args: add(b, args[1], DIRECT))
+    return types.void(*[types.int64] * 11), call(9, lambda b, args: add(b, args[1], DIRECT))
 
 
 @intrinsic
-def decode(typingctx, table, fmt, words, scales, rows, step, scratch):  # type: ignore[no-untyped-def]
+def decode(typingctx, table, fmt, words, scales, rows, first, steps, group, scratch):  # type: ignore[no-untyped-def]
     """Call that kernel; see emit_all."""
-    return types.void(*[types.int64] * 7), call(5, lambda b, args: add(b, args[1], DECODE))
+    return types.void(*[types.int64] * 9), call(7, lambda b, args: add(b, args[1], DECODE))
 
 
 @intrinsic
-def tile(typingctx, table, kind, count, scratch, x_step, x_offsets, acc, acc_row):  # type: ignore[no-untyped-def]
+def tile(typingctx, table, kind, count, scratch, rows, steps, x, x_step, x_offsets, acc, acc_row):  # type: ignore[no-untyped-def]
     """Call that kernel; see emit_all. ``count`` is 1, 2 or 4."""
 
     def index(b: Builder, args: Sequence[Value]) -> Value:
         return b.add(b.mul(args[1], const(max(TILE_ROWS) + 1)), add(b, args[2], TILE))
 
-    return types.void(*[types.int64] * 8), call(5, index)
+    return types.void(*[types.int64] * 11), call(8, index)
 
 
 @intrinsic
-def tree(typingctx, acc):  # type: ignore[no-untyped-def]
-    """The sum of the 32 lanes at ``acc``: lane l takes l+16, then l+8, l+4, l+2, l+1."""
+def tree(typingctx, acc, group):  # type: ignore[no-untyped-def]
+    """The sum of 32 lanes, the groups at ``acc`` and ``group`` bytes apart: lane l takes l+16, then l+8, l+4, l+2, l+1."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        a, c, d, e = (load(builder, add(builder, args[0], g * GROUP_BYTES), FLOATS) for g in range(GROUPS))
-        total = builder.fadd(builder.fadd(a, d), builder.fadd(c, e))
+        places = [builder.add(args[0], builder.mul(args[1], const(q))) for q in range(GROUPS)]
+        first, second, third, fourth = (load(builder, place, FLOATS) for place in places)
+        total = builder.fadd(builder.fadd(first, third), builder.fadd(second, fourth))
         half = WIDTH // 2
         while half:
             low = builder.shuffle_vector(total, total, indices(range(half)))
@@ -279,7 +289,7 @@ def tree(typingctx, acc):  # type: ignore[no-untyped-def]
             half //= 2
         return builder.extract_element(total, ir.Constant(I32, 0))
 
-    return types.float32(types.int64), codegen
+    return types.float32(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -298,6 +308,8 @@ def copy_padded(typingctx, target, source, count, size):  # type: ignore[no-unty
 
 @intrinsic
 def load_float(typingctx, address):  # type: ignore[no-untyped-def]
+    """The float32 at an address, aligned or not."""
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return load(builder, args[0], F32)
 
@@ -306,6 +318,8 @@ def load_float(typingctx, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def load_int32(typingctx, address):  # type: ignore[no-untyped-def]
+    """The int32 at an address, aligned or not."""
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.sext(load(builder, args[0], I32), I64)
 
