@@ -44,7 +44,7 @@ class Engine:
         self.chunk = min(settings.chunk, self.ctx)
         checkpoint = Checkpoint.open(self.model_dir, settings.dirs)
         self.plan: Plan = plan_for(checkpoint, self.config, settings)
-        weights = load_weights(checkpoint, self.config, settings.dense_bits, progress)
+        weights = load_weights(checkpoint, self.config, settings.dense_bits, progress, settings.threads)
         self.tokenizer, self.template = _text_tools(self.model_dir)
         self._ops = make_ops(settings.backend, settings.threads)
         timed = cast(Ops, TimedOps(self._ops, self.stats))

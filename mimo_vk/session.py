@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mimo_vk.errors import Cancelled, UsageError
+from mimo_vk.errors import Cancelled, MimoError, UsageError
 from mimo_vk.formats import F32
 from mimo_vk.kv_cache import KvCache, Snapshot
 from mimo_vk.model import as_ids
-from mimo_vk.sampling import Sampler
+from mimo_vk.sampling import F64, Sampler, log_softmax
 
 if TYPE_CHECKING:
     from mimo_vk.engine import Engine
 
 Cancel = Callable[[], bool]
 Progress = Callable[[int, int], None]
+
+_NOTED = 256  # beginnings of prompts that a session remembers having met
 
 
 class Session:
@@ -29,6 +32,7 @@ class Session:
         self._cache = KvCache(engine.config, engine.ctx)
         self._last: F32 | None = None  # the logits [1, V] after the last id of the live state
         self._snapshots: list[Snapshot] = []  # the least recently used first
+        self._noted: dict[bytes, None] = {}  # digests, the oldest first
         self.finish_reason = ""
 
     @property
@@ -46,20 +50,21 @@ class Session:
         ids: list[int],
         *,
         all_logits: bool = False,
+        live: bool = True,
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> F32:
         """Read a prompt and return its last position's raw logits [1, V], or every position's [len(ids), V].
 
         The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it
-        is read whole. Errors: UsageError for an empty prompt, one longer than the context, an id outside the vocabulary;
+        is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty prompt, one longer than the context, an unknown id;
         ReadError and Cancelled leave the state at the last whole block.
         """
         self._check(ids)
         if all_logits:
             self.reset()
         else:
-            self._resume(ids)
+            self._resume(ids, live)
         rows = self._read(ids, all_logits, on_progress, cancel)
         if all_logits:
             return np.concatenate(rows)
@@ -69,7 +74,7 @@ class Session:
     def pin(self) -> Snapshot:
         """Snapshot the live state, which must have been read by ``prompt``; the oldest used makes room."""
         assert self._last is not None, "a state is pinned after its logits are known"
-        self._snapshots = [s for s in self._snapshots if s.ids != self._cache.ids]
+        self._snapshots = [s for s in self._snapshots if self._cache.holds(s) and s.ids != self._cache.ids]
         limit = self._engine.settings.pin_slots
         self._snapshots = self._snapshots[max(0, len(self._snapshots) - limit + 1) :]
         self._snapshots.append(self._cache.snapshot(self._last))
@@ -92,6 +97,32 @@ class Session:
         self._read(ids[: first - 1], False, None, cancel)
         rows += self._read(ids[:-1], True, None, cancel)
         return np.concatenate(rows)
+
+    def read_options(
+        self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None
+    ) -> list[F64]:
+        """For each option the log-probabilities [len(option)] of its ids, read as what follows the prompt ``ids``.
+
+        As a read-out it resumes only from a snapshot. The prompt is read once, into a snapshot of its own that takes no
+        slot; each option then feeds only its own ids, but for the last. Errors as for ``prompt``; MimoError for NaN.
+        """
+        for option in options:
+            assert option, "an option has at least the id that ends it"
+            self._check(ids + option)
+        self.prompt(ids, live=False, cancel=cancel)
+        assert self._last is not None
+        snapshot = self._cache.snapshot(self._last)
+        return [self._read_option(snapshot, option, cancel) for option in options]
+
+    def note(self, ids: list[int]) -> bool:
+        """Whether this beginning of a prompt was noted before; from now on it was. The last few hundred are kept."""
+        digest = hashlib.blake2b(as_ids(ids).tobytes(), digest_size=16).digest()
+        before = digest in self._noted
+        self._noted.pop(digest, None)
+        self._noted[digest] = None
+        if len(self._noted) > _NOTED:
+            del self._noted[next(iter(self._noted))]
+        return before
 
     def generate(
         self,
@@ -157,22 +188,39 @@ class Session:
         held = self._cache.ids
         return ids[: len(held)] == held and (len(ids) > len(held) or self._last is not None)
 
+    def _read_option(self, snapshot: Snapshot, option: list[int], cancel: Cancel | None) -> F64:
+        limit = self._engine.vocab_limit
+        if self._cache.length != len(snapshot.ids):  # the option before this one has moved on
+            self._cache.restore(snapshot)
+        self._last = snapshot.logits
+        found = [log_softmax(snapshot.logits[-1], limit)[option[0]]]
+        for rows in self._blocks(snapshot.ids + option[:-1], True, None, cancel):
+            for row in rows:  # one at a time: a long option's rows in float64 would fill the memory
+                found.append(log_softmax(row, limit)[option[len(found)]])
+        if not np.isfinite(found).all():
+            raise MimoError(f"the logits can't be read: an option's log-probabilities are {[float(f) for f in found]}")
+        return np.array(found)
+
     def _read(self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None) -> list[F32]:
-        """Feed what the live state lacks of ``ids``, in blocks; the logits of every row fed, or none of them."""
-        rows: list[F32] = []
+        """Feed what the live state lacks of ``ids``; the logits of every row fed, or none of them but the last."""
+        return list(self._blocks(ids, all_logits, on_progress, cancel))
+
+    def _blocks(
+        self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None
+    ) -> Iterator[F32]:
+        """Feed what the live state lacks of ``ids``, in blocks, and yield each block's logits."""
         began, held = time.perf_counter(), self._cache.length
         stats = self._engine.stats
         try:
             while (at := self._cache.length) < len(ids):
                 block = ids[at : at + self._engine.chunk]
                 is_last = at + len(block) == len(ids)
-                rows.append(self._feed(block, True if all_logits else (False if is_last else None), cancel))
+                yield self._feed(block, True if all_logits else (False if is_last else None), cancel)
                 if on_progress is not None:
                     on_progress(self._cache.length, len(ids))
         finally:
             stats.prefill_seconds += time.perf_counter() - began
             stats.prefill_tokens += self._cache.length - held
-        return rows
 
     def _feed(self, block: list[int], every_row: bool | None, cancel: Cancel | None) -> F32:
         """Feed one block; logits of every row, of the last row (False), or of none (None: an empty array)."""
