@@ -10,110 +10,159 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_fallback.compiled_linear import ENTRY, multiply
-from cpu_fallback.reference import ReferenceOps
-from cpu_fallback.vector_decode import FORMAT_BF16, FORMAT_F32, FORMAT_FP8, FORMAT_INT8, FORMAT_MXFP4
+from cpu_fallback import compiled_rows
+from cpu_fallback.compiled_linear import ENTRY, ROWS, SCALE_ROW, SCALES, SCALES_STRIDE, SECOND, multiply
+from cpu_fallback.vector_decode import (
+    FORMAT_BF16,
+    FORMAT_F32,
+    FORMAT_FP8,
+    FORMAT_FP8_FOLDED,
+    FORMAT_INT8,
+    FORMAT_MXFP4,
+    FORMAT_MXFP4_PORTABLE,
+)
 from cpu_fallback.vector_kernels import kernel_addresses
 from mimo_vk.formats import F32, Expert, Matrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8, MatrixMXFP4
-from mimo_vk.ops import Index
+from mimo_vk.ops import Ids, Index, QkvLayout
 
 Row = NDArray[np.int64]
 
+FOLDED_SCALE_LIMIT = 2.0**100  # below it an FP8 scale stays finite when it takes over part of the codes' 2^120
+
 
 def address(array: NDArray[Any]) -> int:
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+    return int(array.__array_interface__["data"][0])
 
 
-def codes_entry(codes: NDArray[Any], scales: NDArray[Any] | None, scale_row: NDArray[np.int32] | None = None) -> list[int]:
-    """What the kernels need to know of a matrix; rows are contiguous, one row may lie anywhere after another."""
+def table_entry(codes: NDArray[Any], scales: NDArray[Any] | None = None, scale_row: Index | None = None) -> Row:
+    """A matrix as one row of the kernels' table. Each row is contiguous; the rows may lie any distance apart."""
     assert codes.strides[1] == codes.itemsize, codes.strides
-    entry = [address(codes), codes.strides[0], 0, 0, 0, codes.shape[0]]
+    entry = np.zeros((1, ENTRY), np.int64)
+    entry[0, :2] = address(codes), codes.strides[0]
+    entry[0, ROWS] = codes.shape[0]
     if scales is not None:
         assert scales.strides[-1] == scales.itemsize, scales.strides
-        entry[2:4] = [address(scales), scales.strides[0]]
+        entry[0, SCALES], entry[0, SCALES_STRIDE] = address(scales), scales.strides[0]
     if scale_row is not None:
         assert scale_row.dtype == np.int32 and scale_row.strides == (4,), (scale_row.dtype, scale_row.strides)
-        entry[4] = address(scale_row)
+        entry[0, SCALE_ROW] = address(scale_row)
     return entry
 
 
-def matrix_entry(matrix: Matrix) -> tuple[int, list[int]]:
-    """A matrix's format and its entry."""
+def fp8_format(scales: F32) -> int:
+    """The folded format where every scale allows it (NaN does not)."""
+    return FORMAT_FP8_FOLDED if bool((np.abs(scales) < FOLDED_SCALE_LIMIT).all()) else FORMAT_FP8
+
+
+def linear_entry(matrix: Matrix) -> tuple[int, Row, int, int]:
+    """Format, table, and the matrix's rows and columns."""
     match matrix:
         case MatrixF32():
-            return FORMAT_F32, codes_entry(matrix.data, None)
+            fmt, entry = FORMAT_F32, table_entry(matrix.data)
         case MatrixBF16():
-            return FORMAT_BF16, codes_entry(matrix.data, None)
+            fmt, entry = FORMAT_BF16, table_entry(matrix.data)
         case MatrixInt8():
-            return FORMAT_INT8, codes_entry(matrix.codes, matrix.scales)
+            fmt, entry = FORMAT_INT8, table_entry(matrix.codes, matrix.scales)
         case MatrixFP8():
-            return FORMAT_FP8, codes_entry(matrix.codes, matrix.scales, matrix.scale_row)
+            fmt, entry = fp8_format(matrix.scales), table_entry(matrix.codes, matrix.scales, matrix.scale_row)
         case MatrixMXFP4():
-            return FORMAT_MXFP4, codes_entry(matrix.codes, matrix.scales)
+            fmt, entry = FORMAT_MXFP4, table_entry(matrix.codes, matrix.scales)
+    return fmt, entry, *matrix.shape
 
 
-def table_row(entry: Sequence[int], second: Sequence[int] = ()) -> Row:
-    row = np.zeros((1, ENTRY), np.int64)
-    row[0, : len(entry)] = entry
-    row[0, len(entry) : len(entry) + 4] = second[:4] if second else 0
-    return row
+def expert_entry(expert: Expert) -> tuple[Row, Row]:
+    """The table's row of gate and up together, and that of down."""
+    gate_up, up, down = (table_entry(m.codes, m.scales) for m in (expert.gate, expert.up, expert.down))
+    assert expert.gate.shape == expert.up.shape, (expert.gate.shape, expert.up.shape)
+    gate_up[0, SECOND:] = up[0, :SCALE_ROW]
+    return gate_up, down
 
 
 def usable(x: F32) -> F32:
-    """x itself if compiled code takes it (its signature names writable C-contiguous float32), else a copy."""
-    if x.dtype == np.float32 and x.flags.c_contiguous and x.flags.writeable:
+    """x itself if compiled code takes it (writable, C-contiguous float32, as its signature says), else a copy."""
+    if x.dtype == np.float32 and x.flags.carray:
         return x
-    return np.array(x, np.float32)
+    return np.array(x, np.float32, order="C")
 
 
-class CompiledOps(ReferenceOps):
-    """``mimo_vk.ops.Ops`` in compiled code on ``threads`` threads."""
+class CompiledOps:
+    """``mimo_vk.ops.Ops`` in compiled code on ``threads`` threads, at most what numba was started with.
+
+    ``portable`` forces the decoding that needs no special instructions; the bytes are the same.
+    """
 
     name = "numba"
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, portable: bool = False) -> None:
         self.threads = max(1, min(threads, numba.config.NUMBA_NUM_THREADS))
+        self.mxfp4 = FORMAT_MXFP4_PORTABLE if portable else FORMAT_MXFP4
         self.kernels = kernel_addresses()
         self.entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # addresses, as long as the matrix lives
-        self.numbers: dict[int, tuple[Index, Index]] = {}
+        self.pairs: dict[int, tuple[Index, Index]] = {}
 
-    def cached(self, key: Any, make: Callable[[Any], Any]) -> Any:
+    def entry(self, key: Any, make: Callable[[Any], Any]) -> Any:
         found = self.entries.get(key)
         if found is None:
             found = self.entries[key] = make(key)
         return found
 
-    def linear(self, matrix: Matrix, x: F32) -> F32:
-        fmt, table = self.cached(matrix, linear_entry)
-        assert x.ndim == 2 and x.shape[1] == matrix.shape[1], (x.shape, matrix.shape)
-        n = len(x)
-        out = np.empty((n, table[0, 5]), np.float32)
-        pairs = self.numbers.get(n)
-        if pairs is None:
-            pairs = self.numbers[n] = np.zeros(n, np.int32), np.arange(n, dtype=np.int32)
-        multiply(self.kernels, self.threads, fmt, table, *pairs, usable(x), out)
-        return out
+    def rows_of_one(self, n: int) -> tuple[Index, Index]:
+        """matrix_of and row_of for n rows of x and one matrix; kept, as n repeats."""
+        found = self.pairs.get(n)
+        if found is None:
+            found = self.pairs[n] = np.zeros(n, np.int32), np.arange(n, dtype=np.int32)
+        return found
 
-    def experts(self, rows: list[Row], matrix_of: Index, row_of: Index, x: F32) -> F32:
-        table = np.concatenate(rows)
-        out = np.empty((len(matrix_of), table[0, 5]), np.float32)
-        multiply(self.kernels, self.threads, FORMAT_MXFP4, table, matrix_of, row_of, usable(x), out)
+    def linear(self, matrix: Matrix, x: F32) -> F32:
+        fmt, table, rows, columns = self.entry(matrix, linear_entry)
+        n = len(x)
+        assert x.shape == (n, columns), (x.shape, matrix.shape)
+        out = np.empty((n, rows), np.float32)
+        matrix_of, row_of = self.rows_of_one(n)
+        fmt = self.mxfp4 if fmt == FORMAT_MXFP4 else fmt
+        multiply(self.kernels, self.threads, fmt, table, matrix_of, row_of, usable(x), out)
         return out
 
     def expert_gate_up(self, experts: Sequence[Expert], expert_of: Index, row_of: Index, x: F32) -> F32:
-        return self.experts([self.cached(e, expert_entry)[0] for e in experts], expert_of, row_of, x)
+        table = np.concatenate([self.entry(expert, expert_entry)[0] for expert in experts])
+        assert x.shape[1] == experts[0].gate.shape[1], (x.shape, experts[0].gate.shape)
+        out = np.empty((len(expert_of), table[0, ROWS]), np.float32)
+        multiply(self.kernels, self.threads, self.mxfp4, table, expert_of, row_of, usable(x), out)
+        return out
 
     def expert_down(self, experts: Sequence[Expert], expert_of: Index, act: F32) -> F32:
-        row_of = np.arange(len(act), dtype=np.int32)
-        return self.experts([self.cached(e, expert_entry)[1] for e in experts], expert_of, row_of, act)
+        table = np.concatenate([self.entry(expert, expert_entry)[1] for expert in experts])
+        assert act.shape == (len(expert_of), experts[0].down.shape[1]), (act.shape, experts[0].down.shape)
+        out = np.empty((len(expert_of), table[0, ROWS]), np.float32)
+        row_of = self.rows_of_one(len(act))[1]
+        multiply(self.kernels, self.threads, self.mxfp4, table, expert_of, row_of, usable(act), out)
+        return out
 
+    def embed(self, table: MatrixBF16, ids: Ids) -> F32:
+        return compiled_rows.embed(table, ids)
 
-def linear_entry(matrix: Matrix) -> tuple[int, Row]:
-    fmt, entry = matrix_entry(matrix)
-    return fmt, table_row(entry)
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return compiled_rows.rms_norm(x, weight, eps, self.threads)
 
+    def add(self, a: F32, b: F32) -> F32:
+        return compiled_rows.add(a, b)
 
-def expert_entry(expert: Expert) -> tuple[Row, Row]:
-    """Entries of gate and up together, and of down."""
-    gate, up, down = (matrix_entry(m)[1] for m in (expert.gate, expert.up, expert.down))
-    return table_row(gate, up), table_row(down)
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        return compiled_rows.swiglu(gate, up, self.threads)
+
+    def split_qkv(self, qkv: F32, layout: QkvLayout, value_scale: float) -> tuple[F32, F32, F32]:
+        return compiled_rows.split_qkv(qkv, layout, value_scale)
+
+    def rope(self, x: F32, cos: F32, sin: F32) -> F32:
+        return compiled_rows.rope(x, cos, sin)
+
+    def attention(
+        self, q: F32, k: F32, v: F32, keys: F32, values: F32, start: int, window: int | None, sink: F32 | None
+    ) -> F32:
+        return compiled_rows.attention(q, k, v, keys, values, start, window, sink, self.threads)
+
+    def route(self, logits: F32, bias: F32, top_k: int, scaling: float) -> tuple[Index, F32]:
+        return compiled_rows.route(logits, bias, top_k, scaling)
+
+    def weighted_sum(self, y: F32, weights: F32) -> F32:
+        return compiled_rows.weighted_sum(y, weights, self.threads)

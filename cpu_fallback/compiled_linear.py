@@ -46,8 +46,8 @@ DECODED_ROWS, DECODED_STEPS = 8, 4  # decoded at once: 10 KiB, which stay in a c
 X_LIMIT = 64  # rows of x in a block
 SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more than it saves
 
-# A matrix as the kernels see it is one row of an int64 table: the address of the codes and the bytes between rows, the same
-# of the scales, the address of each row's scale row or 0, the rows; then codes and scales of a second matrix, or 0.
+# A matrix as the kernels see it is one row of an int64 table: the address of the codes and the bytes between rows, the
+# same of the scales, the address of each row's scale row or 0, the rows; then codes and scales of a second matrix or 0.
 CODES, CODES_STRIDE, SCALES, SCALES_STRIDE, SCALE_ROW, ROWS, SECOND = range(7)
 ENTRY = SECOND + 4
 

@@ -1,7 +1,7 @@
 """How many threads a parallel region uses, settable inside compiled code.
 
-numba's own functions for it are addresses of this process inside compiled code, which therefore could not be cached on disk; these call
-the same functions of numba's threading layer by name.
+numba's own functions for it are addresses of this process inside compiled code, which therefore could not be cached on
+disk; these call the same functions of numba's threading layer by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def get_threads(typingctx):  # type: ignore[no-untyped-def]
     """The threads of the calling thread's next parallel region."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        # the C function returns an int; numba's own parallel loops declare it with 64 bits, and one module holds one type
+        # The C function returns an int. numba's parallel loops declare it with 64 bits, and one module holds one type.
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I64, []), "get_num_threads")
         return builder.sext(builder.trunc(builder.call(function, []), I32), I64)
 

@@ -47,7 +47,7 @@ FOLDED_SCALE = 2.0**20
 
 @dataclass(frozen=True)
 class Layout:
-    """g columns a word; bytes of codes and of scales in a step (0: a word's partial has no scale); columns of a scale."""
+    """g columns a word; bytes of codes and of scales in a step (0: words have no scale); columns that share a scale."""
 
     g: int
     step_bytes: int
@@ -117,9 +117,7 @@ def decode_mxfp4_portable(b: Builder, words: Value) -> Iterator[Value]:
     pairs = []
     for c in range(4):
         top = b.shl(b.bitcast(words, HALVES), splat_halves(12 - 4 * c))
-        size = b.and_(
-            b.lshr(top, splat_halves(6)), splat_halves(0x01C0)
-        )  # 3 bits across a float's exponent and fraction
+        size = b.and_(b.lshr(top, splat_halves(6)), splat_halves(0x01C0))  # across a float's exponent and fraction
         small = b.mul(size, splat_halves(0xFC))  # 0 or, for code 1 (0x40), the 0x3F00 of 0.5
         usual = b.add(size, splat_halves(0x3F00))
         value = b.select(b.icmp_unsigned("<", size, splat_halves(0x80)), small, usual)
@@ -174,7 +172,7 @@ DECODERS: dict[int, Decoder] = {
 
 
 def scale_vector(b: Builder, fmt: int, scales: Value, t: int, pair: Value) -> Value | None:
-    """The scale of each lane's word t, or None. ``scales``: the address of the step's; ``pair``: that of the group's two.
+    """The scale of each lane's word t, or None. ``scales`` is the address of the step's, ``pair`` of the group's two.
 
     The 8 words of a group of lanes are two blocks of 32 columns in MXFP4; a round of 32 words of FP8 is one block.
     """

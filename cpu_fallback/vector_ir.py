@@ -27,8 +27,8 @@ HALVES = ir.VectorType(I16, 2 * WIDTH)
 INTS = ir.VectorType(I32, WIDTH)
 FLOATS = ir.VectorType(F32, WIDTH)
 
-Value = Any  # an LLVM value; llvmlite's own classes carry no useful types
-Builder = ir.IRBuilder
+Value = Any  # an LLVM value; llvmlite's own classes carry no types
+Builder = Any  # ir.IRBuilder
 
 
 def const(value: int) -> Value:
@@ -110,6 +110,7 @@ def function(module: Any, name: str, arguments: int, emit: Callable[[Builder, Se
     result = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * arguments), name=name)
     result.linkage = "internal"
     result.attributes.add("noinline")
+    result.attributes.alignstack = 4 * WIDTH  # else vectors spilled to the stack may straddle cache lines
     b = ir.IRBuilder(result.append_basic_block("entry"))
     emit(b, result.args)
     b.ret_void()

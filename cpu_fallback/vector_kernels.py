@@ -2,8 +2,8 @@
 
 All work on steps of 256 columns and on rows given by address, and keep the order of ``mimo_vk/ops.py``. ``direct``
 decodes in registers, for one row of x. For more rows, ``decode`` writes stored rows as floats to a small scratch and
-``tile`` multiplies them with up to four rows of x. As lanes meet only in the final tree, those two work on one group of 8
-lanes at a time: its lane sums stay in the first-level cache, and its part of x in the second.
+``tile`` multiplies them with up to four rows of x. As lanes meet only in the final tree, those two work on one group of
+8 lanes at a time: its lane sums stay in the first-level cache, and its part of x in the second.
 
 x is permuted once per call into [group of lanes][step][row][column of the lane][lane of the group], zero padded.
 """
@@ -197,8 +197,8 @@ def emit_all(module: Any) -> dict[int, Value]:
     ``decode`` (by format) of words, scales, rows, first, steps, group, scratch: one group of lanes of those steps as
     floats and scales, to scratch [steps][rows][SCRATCH_BYTES].
 
-    ``tile`` (by kind and rows of x) of scratch, rows, steps, x, x_step, x_offsets, acc, acc_row: what ``decode`` wrote (an
-    even number of rows) times some rows of x. x is the address of the group's first step, x_offsets that of a table
+    ``tile`` (by kind and rows of x) of scratch, rows, steps, x, x_step, x_offsets, acc, acc_row: what ``decode`` wrote
+    (an even number of rows) times some rows of x. x is the address of the group's first step, x_offsets that of a table
     of the rows' offsets in a step; acc [rows][acc_row bytes: row of x][8] the group's lane sums.
     """
     kernels = {}
@@ -275,7 +275,7 @@ def tile(typingctx, table, kind, count, scratch, rows, steps, x, x_step, x_offse
 
 @intrinsic
 def tree(typingctx, acc, group):  # type: ignore[no-untyped-def]
-    """The sum of 32 lanes, the groups at ``acc`` and ``group`` bytes apart: lane l takes l+16, then l+8, l+4, l+2, l+1."""
+    """The sum of 32 lanes, whose groups of 8 lie ``group`` bytes apart: lane l takes l+16, then l+8, l+4, l+2, l+1."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         places = [builder.add(args[0], builder.mul(args[1], const(q))) for q in range(GROUPS)]
