@@ -14,11 +14,12 @@ from cpu_fallback.attention_kernels import (
     BIT_REVERSED,
     LANES,
     PLANE_ROW,
-    add_denominator,
+    gather_values,
     lane_values,
     score_kernels,
     score_keys,
     subtract_maximum,
+    sum_weights,
 )
 from cpu_fallback.compiled_elementary import exp, reciprocal
 from cpu_fallback.jit import jit
@@ -67,15 +68,28 @@ def plane_of_heads(q, row, first, heads, out):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def weigh(scores, count, planes, first_lane, maxima, lanes):  # type: ignore[no-untyped-def]
-    """Scores [planes][count][8] to exp(s - maximum), and their sums by lane to lanes [planes, 32, 8]."""
-    lanes[:] = 0
-    for p in range(planes):
-        plane = scores[p * count * WIDTH : (p + 1) * count * WIDTH]
-        subtract_maximum(plane.ctypes.data, count, maxima.ctypes.data + p * PLANE_ROW)
-        for i in range(count * WIDTH):
+def first_round(lane, first_lane):  # type: ignore[no-untyped-def]
+    """The first round in which the lane has a key."""
+    return 1 if lane < first_lane else 0
+
+
+@jit()
+def keys_in_lane(lane, first_lane, count):  # type: ignore[no-untyped-def]
+    return (count + first_lane - lane + LANES - 1) // LANES - first_round(lane, first_lane)
+
+
+@jit()
+def weigh(scores, rounds, count, first_lane, maxima, lanes):  # type: ignore[no-untyped-def]
+    """Scores, a plane a row, to exp(s - maximum), and their sums by lane to lanes [planes, 32, 8]."""
+    for p in range(scores.shape[0]):
+        plane = scores[p]
+        subtract_maximum(plane.ctypes.data, plane.size // WIDTH, maxima.ctypes.data + p * PLANE_ROW)
+        for i in range(plane.size):
             plane[i] = exp(plane[i])
-        add_denominator(plane.ctypes.data, count, first_lane, lanes.ctypes.data + p * LANES * PLANE_ROW)
+        for lane in range(LANES):
+            start = lane * rounds + first_round(lane, first_lane)
+            keys = keys_in_lane(lane, first_lane, count)
+            sum_weights(plane.ctypes.data + start * PLANE_ROW, keys, lanes[p, lane].ctypes.data)
 
 
 @jit()
@@ -98,18 +112,19 @@ def lane_tree(lanes, p, h):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def sum_values(scores, count, heads, first_lane, addresses, vectors, stack):  # type: ignore[no-untyped-def]
+def sum_values(scores, rounds, count, first_lane, addresses, vectors, rows, stack):  # type: ignore[no-untyped-def]
     """tree of e_j*v_j over the keys to stack[0] [heads, vectors*8]. stack is [6, heads, vectors*8]."""
-    head_bytes = np.int64(vectors * PLANE_ROW)
+    heads = stack.shape[1]
     depth = 0
     for index in range(LANES):
-        first = (BIT_REVERSED[index] - first_lane) & (LANES - 1)
-        level = stack[depth]
+        lane = BIT_REVERSED[index]
+        keys = keys_in_lane(lane, first_lane, count)
+        start = lane * rounds + first_round(lane, first_lane)
+        gather_values(addresses.ctypes.data, (lane - first_lane) & (LANES - 1), count, vectors, rows.ctypes.data)
         for h in range(0, heads, WIDTH):
-            plane = scores.ctypes.data + h * count * 4
+            e = scores[h // WIDTH].ctypes.data + start * PLANE_ROW
             here = min(WIDTH, heads - h)
-            out = level.ctypes.data + h * head_bytes
-            lane_values(plane, addresses.ctypes.data, first, count, here, vectors, out, head_bytes)
+            lane_values(e, rows.ctypes.data, keys, here, vectors, stack[depth, h].ctypes.data)
         depth += 1
         done = index
         while done & 1:
@@ -126,17 +141,17 @@ def add_into(a, b):  # type: ignore[no-untyped-def]
 
 
 @jit()
-def score(kernels, q_planes, addresses, count, scale, scores, maxima):  # type: ignore[no-untyped-def]
-    """Scores [planes][count][8] of the keys and each head's largest. Two planes share the loads of the keys."""
+def score(kernels, q_planes, addresses, count, first_lane, rounds, scale, scores, maxima):  # type: ignore[no-untyped-def]
+    """Scores of the keys, a plane a row, and each head's largest. Two planes share the loads of the keys."""
     planes = q_planes.shape[0]
-    q_bytes, plane_bytes = np.int64(q_planes.shape[1] * PLANE_ROW), np.int64(count * PLANE_ROW)
+    q_bytes, plane_bytes = np.int64(q_planes.shape[1] * PLANE_ROW), np.int64(scores.shape[1] * 4)
     q, table, scale_at = q_planes.ctypes.data, addresses.ctypes.data, scale.ctypes.data
     out, high = scores.ctypes.data, maxima.ctypes.data
     p = 0
     while p < planes:
         here = min(2, planes - p)
         row, first, top = q + p * q_bytes, out + p * plane_bytes, high + p * PLANE_ROW
-        score_keys(kernels[here - 1], row, table, count, scale_at, first, plane_bytes, top)
+        score_keys(kernels[here - 1], row, table, count, scale_at, first, plane_bytes, top, first_lane, rounds)
         p += here
 
 
@@ -148,7 +163,9 @@ def attend_part(part, parts, kernels, width, q, key_at, value_at, low, start, wi
     group = heads // kv
     planes = (group + WIDTH - 1) // WIDTH
     q_planes = np.empty((planes, width, WIDTH), np.float32)
-    scores = np.empty(planes * WIDTH * min(positions, window), np.float32)
+    most_rounds = (min(positions, window) + 2 * LANES - 2) // LANES | 1
+    space = np.zeros(planes * LANES * most_rounds * WIDTH, np.float32)
+    rows = np.empty((most_rounds, vectors * WIDTH), np.float32)
     maxima = np.empty((planes, WIDTH), np.float32)
     lanes = np.empty((planes, LANES, WIDTH), np.float32)
     stack = np.empty((DEPTH, group, vectors * WIDTH), np.float32)
@@ -157,13 +174,18 @@ def attend_part(part, parts, kernels, width, q, key_at, value_at, low, start, wi
         first = max(np.int64(0), start + i - window + 1)
         count = start + i + 1 - first
         here = first - low
+        first_lane = first % LANES
+        rounds = (
+            first_lane + count + LANES - 1
+        ) // LANES | 1  # odd, so that the lanes' keys differ in their cache sets
+        scores = space[: planes * LANES * rounds * WIDTH].reshape(planes, LANES * rounds * WIDTH)
         plane_of_heads(q, i, h * group, group, q_planes)
         maxima[:] = -np.inf
-        score(kernels, q_planes, key_at[h, here : here + count], count, scale, scores, maxima)
+        score(kernels, q_planes, key_at[h, here : here + count], count, first_lane, rounds, scale, scores, maxima)
         if sink.size:
             raise_to_sink(maxima, sink, h * group, group)
-        weigh(scores, count, planes, first, maxima, lanes)
-        sum_values(scores, count, group, first, value_at[h, here : here + count], vectors, stack)
+        weigh(scores, rounds, count, first_lane, maxima, lanes)
+        sum_values(scores, rounds, count, first_lane, value_at[h, here : here + count], vectors, rows, stack)
         for g in range(group):
             total = lane_tree(lanes, g // WIDTH, g % WIDTH)
             if sink.size:
