@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -56,6 +58,12 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise CheckpointError(f"{path}: missing, and {config_path} has no chat_template")
         return cls(source, f"{config_path}: chat_template", variables)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The variables that the template reads: any other name has no effect on it."""
+        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(self._source)
+        return frozenset(meta.find_undeclared_variables(parsed))
 
     def render(
         self,

@@ -77,6 +77,11 @@ class AnswerParser:
         self._in_content = False  # whether content goes on without a break
 
     @property
+    def state(self) -> Literal["content", "reasoning", "call"]:
+        """What the next text would be part of, as far as is known."""
+        return self._state
+
+    @property
     def content(self) -> str:
         return "".join(self._content)
 

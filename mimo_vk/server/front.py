@@ -1,0 +1,71 @@
+"""What the routes need to know of the model without asking its process: names, limits, text to ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mimo_vk.chat_format import ChatTemplate
+from mimo_vk.config import load_config, load_generation_config
+from mimo_vk.engine import shipped_model
+from mimo_vk.errors import CheckpointError, UsageError
+from mimo_vk.server.turns import Turns
+from mimo_vk.settings import Settings
+from mimo_vk.tokenizer import Tokenizer
+
+
+class Front:
+    """Tokenizer, template and limits of the served checkpoint. CheckpointError where it can't be served."""
+
+    def __init__(self, settings: Settings, model_id: str | None = None) -> None:
+        model_dir = settings.model or shipped_model()
+        config, _ = load_config(model_dir / "config.json")
+        generation = load_generation_config(model_dir / "generation_config.json")
+        self.model_id = model_id or model_dir.resolve().name
+        self.created = int(time.time())
+        self.ctx = min(settings.ctx, config.max_position_embeddings)
+        self.vocab_size = config.vocab_size
+        self.stop_ids = frozenset(generation.eos_token_ids or config.eos_token_ids)
+        self.temperature = generation.temperature if settings.temperature is None else settings.temperature
+        self.top_p = generation.top_p if settings.top_p is None else settings.top_p
+        self.seed = settings.seed
+        self.tokenizer = Tokenizer.load(model_dir)
+        self.template = _template(model_dir)
+        ends = [text for text, token in self.tokenizer.control.items() if token.id in self.stop_ids]
+        self.turns = Turns(self.tokenizer, ends)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: bool | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt's text, with users' characters escaped. UsageError names what the template can't take."""
+        if self.template is None:
+            raise UsageError("messages: this checkpoint has no chat template: use /v1/completions")
+        return self.template.render(
+            self.tokenizer.escapes, messages, tools=tools, enable_thinking=thinking, variables=variables
+        )
+
+    def room(self, tokens: int, wanted: int | None, param: str) -> int:
+        """How many tokens may be generated. UsageError where the context can't hold the prompt and what is wanted."""
+        room = self.ctx - tokens
+        if wanted is not None and wanted <= room:
+            return wanted
+        if wanted is None and room > 0:
+            return room
+        fits = f"{param} {room} would fit" if room > 0 else "the prompt alone leaves no room"
+        asked = f" and {param} {wanted}" if wanted is not None else ""
+        raise UsageError(f"{tokens} prompt tokens{asked} are more than the context of {self.ctx} tokens holds: {fits}")
+
+
+def _template(model_dir: Any) -> ChatTemplate | None:
+    """The chat template, or None where there is none: completions can still be served."""
+    try:
+        return ChatTemplate.load(model_dir)
+    except CheckpointError:
+        if (model_dir / "chat_template.jinja").exists():
+            raise
+        return None
