@@ -45,6 +45,8 @@ def build_parser() -> Parser:
             add_run_flags(command)
         elif name == "bench":
             add_bench_flags(command)
+        elif name == "plan":
+            command.add_argument("--json", action="store_true", help="print one object of JSON instead")
         add_shared_flags(command)
     return parser
 
@@ -105,6 +107,8 @@ def edge(argv: Sequence[str] | None) -> int:
         start_log(settings.log_level)
         for warning in warnings:
             report(f"warning: {warning}")
+        if settings.model is None and args.command not in ("doctor", "plan"):
+            report("no --model: using the small demonstration model that comes with mimo-vk")
         command = importlib.import_module(f"mimo_vk.{args.command}")
         return int(command.main(settings, args))
     except SystemExit as leave:  # argparse after --help and --version
