@@ -17,6 +17,7 @@ from cpu_fallback.elementary import ZERO
 from cpu_fallback.jit import jit
 from cpu_fallback.reference import ROUTER_FLOOR
 from cpu_fallback.reference_linear import LANES
+from cpu_fallback.row_kernels import square_lanes
 from mimo_vk.formats import F32, MatrixBF16
 from mimo_vk.ops import Ids, Index, QkvLayout
 
@@ -50,9 +51,7 @@ def norm_rows(first: Any, last: Any, x: Any, weight: Any, inverse: Any, eps: Any
     lanes = np.empty(LANES, np.float32)
     for i in range(first, last):
         lanes[:] = ZERO
-        for c in range(0, whole, LANES):
-            for lane in range(LANES):
-                lanes[lane] = lanes[lane] + x[i, c + lane] * x[i, c + lane]
+        square_lanes(x[i].ctypes.data, whole // LANES, lanes.ctypes.data)
         for lane in range(width - whole):
             lanes[lane] = lanes[lane] + x[i, whole + lane] * x[i, whole + lane]
         half = LANES // 2
@@ -119,19 +118,29 @@ def swiglu(gate: F32, up: F32, threads: int = 1) -> F32:
 
 
 @jit()
+def copy(source: Any, target: Any) -> None:
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@jit()
+def scale(source: Any, factor: Any, target: Any) -> None:
+    for i in range(target.size):
+        target[i] = source[i] * factor
+
+
+@jit()
 def split_rows(qkv: Any, chunks: Any, value_scale: Any, q: Any, k: Any, v: Any) -> None:
-    n, q_size, k_size, v_size = q.shape[0], q.shape[1] // chunks, k.shape[1] // chunks, v.shape[1] // chunks
-    for i in range(n):
+    q_size, k_size, v_size = q.shape[1] // chunks, k.shape[1] // chunks, v.shape[1] // chunks
+    for i in range(q.shape[0]):
+        at = 0
         for chunk in range(chunks):
-            at = chunk * (q_size + k_size + v_size)
-            for c in range(q_size):
-                q[i, chunk * q_size + c] = qkv[i, at + c]
+            copy(qkv[i, at : at + q_size], q[i, chunk * q_size : (chunk + 1) * q_size])
             at += q_size
-            for c in range(k_size):
-                k[i, chunk * k_size + c] = qkv[i, at + c]
+            copy(qkv[i, at : at + k_size], k[i, chunk * k_size : (chunk + 1) * k_size])
             at += k_size
-            for c in range(v_size):
-                v[i, chunk * v_size + c] = qkv[i, at + c] * value_scale
+            scale(qkv[i, at : at + v_size], value_scale, v[i, chunk * v_size : (chunk + 1) * v_size])
+            at += v_size
 
 
 def split_qkv(qkv: F32, layout: QkvLayout, value_scale: float) -> tuple[F32, F32, F32]:
