@@ -107,8 +107,6 @@ def edge(argv: Sequence[str] | None) -> int:
         start_log(settings.log_level)
         for warning in warnings:
             report(f"warning: {warning}")
-        if settings.model is None and args.command not in ("doctor", "plan"):
-            report("no --model: using the small demonstration model that comes with mimo-vk")
         command = importlib.import_module(f"mimo_vk.{args.command}")
         return int(command.main(settings, args))
     except SystemExit as leave:  # argparse after --help and --version

@@ -39,6 +39,8 @@ class Engine:
         self.model_dir = settings.model or shipped_model()
         self.model_name = self.model_dir.resolve().name
         self.config, self.warnings = load_config(self.model_dir / "config.json")
+        if settings.model is None:
+            self.warnings.insert(0, "no --model: this is the small demonstration model that comes with mimo-vk")
         self.generation = _generation(self.model_dir)
         self.ctx = min(settings.ctx, self.config.max_position_embeddings)
         self.chunk = min(settings.chunk, self.ctx)
