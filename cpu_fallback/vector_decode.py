@@ -7,7 +7,7 @@ few values are alive at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -18,6 +18,7 @@ from cpu_fallback.vector_ir import (
     FLOATS,
     HALVES,
     I16,
+    I64,
     INTS,
     WIDTH,
     Builder,
@@ -25,6 +26,7 @@ from cpu_fallback.vector_ir import (
     add,
     broadcast,
     byte_vector,
+    indices,
     load,
     shuffle_bytes,
     splat,
@@ -171,22 +173,30 @@ DECODERS: dict[int, Decoder] = {
 }
 
 
-def scale_vector(b: Builder, fmt: int, scales: Value, t: int, pair: Value) -> Value | None:
-    """The scale of each lane's word t, or None. ``scales`` is the address of the step's, ``pair`` of the group's two.
+def block_scales(b: Builder, fmt: int, scales: Value) -> list[Value]:
+    """FP8: the scale of each round of a step, in every lane. ``scales`` is the address of the step's."""
+    factors = [load(b, add(b, scales, 4 * t), F32) for t in range(LAYOUTS[fmt].rounds)]
+    if fmt == FORMAT_FP8_FOLDED:
+        factors = [b.fmul(factor, ir.Constant(F32, FOLDED_SCALE)) for factor in factors]
+    return [broadcast(b, factor, FLOATS) for factor in factors]
 
-    The 8 words of a group of lanes are two blocks of 32 columns in MXFP4; a round of 32 words of FP8 is one block.
-    """
-    layout = LAYOUTS[fmt]
-    if layout.scale_bytes == 0:
-        return None
-    if layout.g == 4:
-        scale = load(b, add(b, scales, 4 * t), F32)
-        if fmt == FORMAT_FP8_FOLDED:
-            scale = b.fmul(scale, ir.Constant(F32, FOLDED_SCALE))
-        return broadcast(b, scale, FLOATS)
-    both = b.bitcast(broadcast(b, load(b, pair, I16), HALVES), BYTES)
-    place = [i for lane in range(WIDTH) for i in (32, 32, 32, 4 * lane // 16 * 16 + lane // 4)]
-    top = b.bitcast(shuffle_bytes(b, both, byte_vector([0] * (4 * WIDTH)), place), INTS)
-    exponent = b.lshr(top, splat(1))
+
+def e8m0(b: Builder, scales: Value, order: Sequence[int]) -> Value:
+    """Bytes order[lane] of a vector of e8m0 scales as floats; byte b is 2^(b - 127)."""
+    place = [i for source in order for i in (32, 32, 32, source)]
+    exponent = b.lshr(b.bitcast(shuffle_bytes(b, scales, byte_vector([0] * 32), place), INTS), splat(1))
     tiny = b.icmp_unsigned("<", exponent, splat(SMALLEST_SCALE))
     return b.bitcast(b.select(tiny, splat(SMALLEST_SCALE), exponent), FLOATS)
+
+
+def step_scales(b: Builder, scales: Value) -> Callable[[int], Value]:
+    """MXFP4: the scales of group q's lanes in a step. The 8 words of a group are two blocks of 32 columns."""
+    eight = b.bitcast(broadcast(b, load(b, scales, I64), ir.VectorType(I64, WIDTH // 2)), BYTES)
+    both = e8m0(b, eight, [0, 2, 4, 6, 17, 19, 21, 23])  # the even blocks in one half, the odd ones in the other
+    return lambda q: b.shuffle_vector(both, both, indices([q] * 4 + [4 + q] * 4))
+
+
+def group_scales(b: Builder, scales: Value) -> Value:
+    """MXFP4: the scales of one group's lanes; ``scales`` is the address of its two bytes."""
+    two = b.bitcast(broadcast(b, load(b, scales, I16), HALVES), BYTES)
+    return e8m0(b, two, [0] * 4 + [17] * 4)

@@ -21,7 +21,16 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cpu_fallback.jit import jit
-from cpu_fallback.vector_decode import COLUMNS, DECODERS, GROUPS, LANES, LAYOUTS, scale_vector
+from cpu_fallback.vector_decode import (
+    COLUMNS,
+    DECODERS,
+    GROUPS,
+    LANES,
+    LAYOUTS,
+    block_scales,
+    group_scales,
+    step_scales,
+)
 from cpu_fallback.vector_ir import (
     F32,
     FLOATS,
@@ -59,27 +68,38 @@ def chain(b: Builder, p: Value | None, weight: Value, x: Value) -> Value:
     return product if p is None else b.fadd(p, product)
 
 
-def direct_groups(
-    b: Builder, fmt: int, words: Value, scales: Value, xs: Sequence[Value], acc: Value, first: int
-) -> None:
-    """256 columns of one stored row times one row of x, for groups first..first+TOGETHER, added to their lane sums."""
+def scales_in_step(b: Builder, fmt: int, scales: Value) -> Callable[[int, int], Value | None]:
+    """The scale vector of word t of group q, or None, for one row; ``scales`` is the address of the step's."""
+    if LAYOUTS[fmt].scale_bytes == 0:
+        return lambda t, q: None
+    if LAYOUTS[fmt].g == 8:
+        of_group = step_scales(b, scales)
+        return lambda t, q: of_group(q)
+    by_round = block_scales(b, fmt, scales)
+    return lambda t, q: by_round[t]
+
+
+def direct_step(b: Builder, fmt: int, words: Value, scales: Value, xs: Sequence[Value], acc: Value) -> None:
+    """256 columns of one stored row times one row of x (``xs``: its groups), added to the 32 lane sums at ``acc``."""
     layout = LAYOUTS[fmt]
-    groups = range(first, first + TOGETHER)
-    totals = {q: load(b, add(b, acc, q * GROUP_BYTES), FLOATS) for q in groups}
-    for t in range(layout.rounds):
-        columns: dict[int, Iterator[Value]] = {}
-        for q in groups:
-            word = load(b, add(b, words, t * ROUND_BYTES + q * GROUP_BYTES), INTS)
-            columns[q] = DECODERS[fmt](b, word)
-        p: dict[int, Value | None] = dict.fromkeys(groups)
-        for c in range(t * layout.g, (t + 1) * layout.g):
+    scale_of = scales_in_step(b, fmt, scales)
+    for first in range(0, GROUPS, TOGETHER):
+        groups = range(first, first + TOGETHER)
+        totals = {q: load(b, add(b, acc, q * GROUP_BYTES), FLOATS) for q in groups}
+        for t in range(layout.rounds):
+            columns: dict[int, Iterator[Value]] = {}
             for q in groups:
-                p[q] = chain(b, p[q], next(columns[q]), load(b, add(b, xs[q], c * GROUP_BYTES), FLOATS))
+                word = load(b, add(b, words, t * ROUND_BYTES + q * GROUP_BYTES), INTS)
+                columns[q] = DECODERS[fmt](b, word)
+            p: dict[int, Value | None] = dict.fromkeys(groups)
+            for c in range(t * layout.g, (t + 1) * layout.g):
+                for q in groups:
+                    p[q] = chain(b, p[q], next(columns[q]), load(b, add(b, xs[q], c * GROUP_BYTES), FLOATS))
+            for q in groups:
+                scale = scale_of(t, q)
+                totals[q] = b.fadd(totals[q], p[q] if scale is None else b.fmul(p[q], scale))
         for q in groups:
-            scale = scale_vector(b, fmt, scales, t, add(b, scales, 2 * q))
-            totals[q] = b.fadd(totals[q], p[q] if scale is None else b.fmul(p[q], scale))
-    for q in groups:
-        store(b, totals[q], add(b, acc, q * GROUP_BYTES))
+            store(b, totals[q], add(b, acc, q * GROUP_BYTES))
 
 
 def emit_direct(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
@@ -97,8 +117,7 @@ def emit_direct(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
                 w = b.add(pointer_at(b, words, r), word_offset)
                 sc = b.add(pointer_at(b, scales, r), scale_offset)
                 sums = b.add(acc, b.mul(r, const(ROUND_BYTES)))
-                for group in range(0, GROUPS, TOGETHER):
-                    direct_groups(b, fmt, w, sc, xs, sums, group)
+                direct_step(b, fmt, w, sc, xs, sums)
 
     return emit
 
@@ -120,8 +139,10 @@ def emit_decode(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
                     word = load(b, add(b, w, t * ROUND_BYTES), INTS)
                     for c, weight in enumerate(DECODERS[fmt](b, word), t * layout.g):
                         store(b, weight, add(b, out, c * GROUP_BYTES))
-                    scale = scale_vector(b, fmt, sc, t, b.add(sc, b.mul(group, const(2))))
-                    if scale is not None:
+                if layout.g == 8:
+                    store(b, group_scales(b, b.add(sc, b.mul(group, const(2)))), add(b, out, X_STEP_BYTES))
+                elif layout.scale_bytes:
+                    for t, scale in enumerate(block_scales(b, fmt, sc)):
                         store(b, scale, add(b, out, X_STEP_BYTES + t * GROUP_BYTES))
 
     return emit
