@@ -19,6 +19,7 @@ from mimo_vk.settings import SHARED, resolve
 COMMANDS = {
     "chat": "an interactive conversation; piped lines are answered one by one",
     "run": "one prompt, one answer",
+    "serve": "an HTTP server that speaks OpenAI's API",
     "plan": "what each part costs in memory and on disk, and what fits, before loading",
     "doctor": "what this machine has, and what to do about what it lacks",
     "bench": "how fast prompts are read and tokens come, and where the time goes",
@@ -43,6 +44,8 @@ def build_parser() -> Parser:
         command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         if name == "run":
             add_run_flags(command)
+        elif name == "serve":
+            add_serve_flags(command)
         elif name == "bench":
             add_bench_flags(command)
         elif name == "plan":
@@ -60,6 +63,18 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ngen", metavar="N", default="256", help="tokens to generate at most (256); 0 only reads")
     parser.add_argument("--dump-logits", metavar="FILE.npy", help="write the logits of every prompt position, float32")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """What only ``serve`` takes."""
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", metavar="N", default="8000", help="the port (8000); 0 takes any that is free")
+    parser.add_argument("--model-id", metavar="NAME", help="the model's name in the API (the directory's)")
+    parser.add_argument("--api-key", metavar="KEY", help="the key that every request must bring [MIMO_API_KEY]")
+    parser.add_argument("--allow-host", metavar="NAME", action="append", help="a Host that requests may name; repeats")
+    parser.add_argument(
+        "--allow-origin", metavar="ORIGIN", action="append", help="the origin of a web page that may ask; repeats"
+    )
 
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:

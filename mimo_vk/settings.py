@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Settings:
     think: bool = False
     log_level: str = "warning"
     backend: str = "auto"
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ SHARED: tuple[Row, ...] = (
         "the CPU backend; every one returns the same bytes"),
     Row("pin_slots", None, "MIMO_PIN_SLOTS", whole(1, 1024), "N",
         "snapshots kept at most (4)"),
+    Row("api_key", None, "MIMO_API_KEY", words, "KEY",
+        "the key that requests to the server must bring"),
 )
 # fmt: on
 

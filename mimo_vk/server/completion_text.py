@@ -85,8 +85,9 @@ class CompletionText:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one more id adds to a chat's answer; all of it may be empty."""
+    """What one more id (token: whether there is one) adds to a chat's answer; all of it may be empty."""
 
+    token: bool = False
     content: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -135,7 +136,7 @@ class AnswerText:
             if score is not None:
                 self._entries.add(self._length, score())
             self._length += len(text)
-        return self._delta(events, thought)
+        return self._delta(events, thought, token=True)
 
     def finish(self, reason: FinishReason) -> Delta:
         """The end: what was held back."""
@@ -145,9 +146,9 @@ class AnswerText:
         if self.complete:
             return delta
         logprobs = delta.logprobs + tuple(entry for _, entry in self._entries.before(None))
-        return Delta(delta.content + self._filter.flush(), delta.reasoning, delta.calls, logprobs, ())
+        return Delta(False, delta.content + self._filter.flush(), delta.reasoning, delta.calls, logprobs, ())
 
-    def _delta(self, events: list[Event], thought: tuple[TokenLogprob, ...]) -> Delta:
+    def _delta(self, events: list[Event], thought: tuple[TokenLogprob, ...], *, token: bool = False) -> Delta:
         content = reasoning = ""
         calls: list[ToolCall] = []
         for event in events:
@@ -161,4 +162,4 @@ class AnswerText:
                 calls.append(event)
                 self.calls += 1
         shown = tuple(entry for _, entry in self._entries.before(self._filter.released))
-        return Delta(content, reasoning, tuple(calls), shown, thought)
+        return Delta(token, content, reasoning, tuple(calls), shown, thought)

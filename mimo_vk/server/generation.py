@@ -180,7 +180,8 @@ class _Completion:
         """The prompt with its log-probabilities: the first token has none."""
         tokenizer = _tokenizer(self.engine)
         data = tokenizer.token_bytes(self.ids[0])
-        self._emit(self.text.echo(self.ids[0], TokenLogprob(Scored(token_text(data), data, None), ())), generated=False)
+        first = TokenLogprob(Scored(token_text(data), data, None), (), predicted=False)
+        self._emit(self.text.echo(self.ids[0], first), generated=False)
         at = 1
         for rows in self._prompt_rows():
             for row in rows:

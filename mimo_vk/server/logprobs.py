@@ -24,10 +24,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token that was chosen or read, with the likeliest ones in its place, itself always among them."""
+    """A token that was chosen or read, with the likeliest ones in its place, itself always among them.
+
+    predicted: False for the first token of a prompt, which nothing came before.
+    """
 
     token: Scored
     top: tuple[Scored, ...]
+    predicted: bool = True
 
 
 def token_text(data: bytes) -> str:

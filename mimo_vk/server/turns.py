@@ -7,6 +7,7 @@ and the answer's own ids take their place, and only what stands behind is tokeni
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -26,35 +27,40 @@ class Turn:
 
 
 class Turns:
-    """The last answers, the least recently used first out."""
+    """The last answers, the least recently used first out. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, end_texts: list[str], kept: int = KEPT) -> None:
         self._tokenizer = tokenizer
         self._ends = end_texts  # the texts of the tokens that end a turn
         self._kept = kept
         self._turns: OrderedDict[tuple[str, str], Turn] = OrderedDict()
+        self._lock = threading.Lock()
 
     def remember(self, rendered: str, prompt_ids: list[int], ids: list[int]) -> None:
         """Keep an answer. ids: as generated, without the stop id."""
         answer = self._tokenizer.decode(ids, keep_special=True)
         key = (rendered, answer)
-        self._turns[key] = Turn(rendered, prompt_ids, answer, ids)
-        self._turns.move_to_end(key)
-        while len(self._turns) > self._kept:
-            self._turns.popitem(last=False)
+        with self._lock:
+            self._turns[key] = Turn(rendered, prompt_ids, answer, ids)
+            self._turns.move_to_end(key)
+            while len(self._turns) > self._kept:
+                self._turns.popitem(last=False)
 
     def prompt_ids(self, rendered: str) -> list[int]:
         """The ids of a rendered prompt, the longest remembered beginning by its own ids."""
         best: tuple[int, Turn] | None = None
-        for key in list(self._turns):
-            turn = self._turns[key]
+        with self._lock:
+            turns = list(self._turns.values())
+        for turn in turns:
             end = self._end_of_answer(rendered, turn)
             if end is not None and (best is None or end > best[0]):
                 best = end, turn
         if best is None:
             return self._tokenizer.encode_rendered(rendered)
         end, turn = best
-        self._turns.move_to_end((turn.rendered, turn.answer))
+        with self._lock:
+            if (turn.rendered, turn.answer) in self._turns:
+                self._turns.move_to_end((turn.rendered, turn.answer))
         return turn.prompt_ids + turn.ids + self._tokenizer.encode_rendered(rendered[end:])
 
     def _end_of_answer(self, rendered: str, turn: Turn) -> int | None:

@@ -1,0 +1,145 @@
+"""``mimo-vk serve``: the HTTP API on an address, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import uvicorn
+
+from mimo_vk.errors import MimoError, UsageError
+from mimo_vk.server.app import Context, make_app
+from mimo_vk.server.front import Front
+from mimo_vk.server.record import start_request_log
+from mimo_vk.server.security import Gate, is_loopback
+from mimo_vk.server.worker import Worker
+from mimo_vk.settings import Settings, whole
+
+log = logging.getLogger("mimo_vk")
+GRACE_SECONDS = 5  # for answers that are on their way when the server is told to stop
+IDLE_SECONDS = 30  # a connection without a request is closed after this
+
+
+def main(settings: Settings, args: argparse.Namespace) -> int:
+    """Serve until told to stop; 0. Errors: UsageError for an address that can't be used; CheckpointError."""
+    port = read_port(args.port)
+    front = Front(settings, args.model_id)
+    with listen(args.host, port) as listener:
+        context = make_context(settings, front, args)
+        if settings.log_level != "error":
+            start_request_log()
+        asyncio.run(Server(context, listener, args.host).run())
+    return 0
+
+
+def make_context(settings: Settings, front: Front, args: argparse.Namespace) -> Context:
+    """What the application works with, from the flags."""
+    hosts = [*(args.allow_host or ()), args.host]
+    if settings.api_key is None and not is_loopback(args.host):
+        log.warning("anyone who reaches %s can use the model: --api-key asks for a key", args.host)
+    return Context(front, Worker(replace(settings, api_key=None)), Gate(settings.api_key, hosts, args.allow_origin or ()))
+
+
+def read_port(text: str) -> int:
+    """A port; 0 takes any that is free."""
+    try:
+        return whole(0, 65535)(text)
+    except ValueError as error:
+        raise UsageError(f"--port: expected {error}, found {text!r}") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. UsageError where the address can't be used."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--host: {host!r} is no address of this machine: {error}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"--port: can't listen on {host}, port {port}: {error.strerror or error}") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn on our socket, with the model's process started beside it and ended before it."""
+
+    def __init__(self, context: Context, listener: socket.socket, host: str) -> None:
+        config = uvicorn.Config(
+            make_app(context),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        super().__init__(config)
+        self._context, self._listener, self._host = context, listener, host
+        self._failed: MimoError | None = None
+
+    async def run(self) -> None:  # type: ignore[override]
+        """Listen (answering 503 while the model is loaded), say so once it is, and serve to the end."""
+        loading = asyncio.create_task(self._load())
+        try:
+            await self.serve(sockets=[self._listener])
+        finally:
+            await self._context.worker.stop()
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+        if self._failed is not None:
+            raise self._failed
+
+    async def _load(self) -> None:
+        try:
+            await self._context.worker.start()
+        except MimoError as error:
+            self._failed, self.should_exit = error, True
+            return
+        print(self.banner(), flush=True)
+
+    def banner(self) -> str:
+        """Address, model, how to stop."""
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"mimo-vk: {self._context.front.model_id} at http://{shown}:{port}/v1 - Ctrl-C stops it"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what waits with 503 first, so that nothing keeps the server from ending."""
+        await self._context.worker.stop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Both signals end the server the same way, and the program's status is then its own."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_stop, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _told_to_stop(self, number: int) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        if sys.stderr is not None and number == signal.SIGINT and sys.stderr.isatty():
+            print("mimo-vk: stopping", file=sys.stderr, flush=True)
+        self.should_exit = True

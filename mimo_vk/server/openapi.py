@@ -1,0 +1,92 @@
+"""``GET /openapi.json``: the API's description, from the bodies' own definitions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from mimo_vk import __version__
+from mimo_vk.server.schemas import ChatRequest, CompletionRequest
+
+REFS = "#/components/schemas/"
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+REFUSALS = {
+    "400": "a field is wrong, and named",
+    "401": "no key, or a wrong one",
+    "403": "a Host or Origin that is not allowed",
+    "404": "an unknown model",
+    "413": "the body is too large",
+    "429": "too many requests wait",
+    "500": "an error of the server's",
+    "503": "the model is being loaded, or has died",
+}
+
+
+@cache
+def document(with_key: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    _, definitions = models_json_schema(
+        [(ChatRequest, "validation"), (CompletionRequest, "validation")], ref_template=REFS + "{model}"
+    )
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "mimo-vk", "version": __version__},
+        "paths": {
+            "/health": {"get": _operation("Whether the model is ready", refusals=("503",), error=False)},
+            "/metrics": {"get": _operation("Counters, for Prometheus", refusals=(), kind="text/plain")},
+            "/v1/models": {"get": _operation("The model", refusals=("401", "403"))},
+            "/v1/models/{model}": {"get": _operation("The model", refusals=("401", "403", "404"), path="model")},
+            "/v1/chat/completions": {"post": _operation("A chat's answer", body="ChatRequest")},
+            "/v1/completions": {"post": _operation("A text continued", body="CompletionRequest")},
+        },
+        "components": {"schemas": {**definitions.get("$defs", {}), "Error": ERROR}},
+    }
+    if with_key:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operation(
+    about: str,
+    *,
+    body: str | None = None,
+    refusals: tuple[str, ...] = tuple(REFUSALS),
+    kind: str = "application/json",
+    path: str | None = None,
+    error: bool = True,
+) -> dict[str, Any]:
+    content: dict[str, Any] = {kind: {"schema": {"type": "string"} if kind == "text/plain" else {"type": "object"}}}
+    if body is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    refused = {"application/json": {"schema": {"$ref": REFS + "Error"} if error else {"type": "object"}}}
+    operation: dict[str, Any] = {
+        "summary": about,
+        "responses": {
+            "200": {"description": "the answer", "content": content},
+            **{status: {"description": REFUSALS[status], "content": refused} for status in refusals},
+        },
+    }
+    if body is not None:
+        schema = {"$ref": REFS + body}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if path is not None:
+        operation["parameters"] = [{"name": path, "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
