@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from live_server import LiveServer, serving
 from tools.make_checkpoint import make
 
 for _name in [name for name in os.environ if name.startswith("MIMO_")]:
@@ -24,3 +26,10 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tiny") / "checkpoint"
     make(out, "tiny")
     return out
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
+    """A server with the small checkpoint and 512 tokens of context. Shared: a test leaves it idle."""
+    with serving(tiny_checkpoint, "--ctx", "512") as server:
+        yield server
