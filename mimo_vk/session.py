@@ -57,8 +57,8 @@ class Session:
         """Read a prompt and return its last position's raw logits [1, V], or every position's [len(ids), V].
 
         The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it
-        is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty prompt, one longer than the context, an unknown id;
-        ReadError and Cancelled leave the state at the last whole block.
+        is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty prompt, one
+        longer than the context, an unknown id; ReadError and Cancelled leave the state at the last whole block.
         """
         self._check(ids)
         if all_logits:
@@ -98,9 +98,7 @@ class Session:
         rows += self._read(ids[:-1], True, None, cancel)
         return np.concatenate(rows)
 
-    def read_options(
-        self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None
-    ) -> list[F64]:
+    def read_options(self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None) -> list[F64]:
         """For each option the log-probabilities [len(option)] of its ids, read as what follows the prompt ``ids``.
 
         As a read-out it resumes only from a snapshot. The prompt is read once, into a snapshot of its own that takes no
