@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from live_server import LiveServer, serving
+from tests.live_server import LiveServer, serving
 from tools.make_checkpoint import make
 
 for _name in [name for name in os.environ if name.startswith("MIMO_")]:
@@ -32,4 +32,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
     """A server with the small checkpoint and 512 tokens of context. Shared: a test leaves it idle."""
     with serving(tiny_checkpoint, "--ctx", "512") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def echo_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
+    """A server that answers with the last user message. Shared: a test leaves it idle."""
+    with serving(tiny_checkpoint, "--ctx", "2048", program="tests.echo_model") as server:
         yield server

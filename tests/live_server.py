@@ -24,9 +24,9 @@ STOP_SECONDS = 30
 class LiveServer:
     """The running program. url: without the /v1. log: what it wrote to standard error so far."""
 
-    def __init__(self, model: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, model: Path, *flags: str, env: dict[str, str] | None = None, program: str = "mimo_vk") -> None:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by close()
-        command = [sys.executable, "-m", "mimo_vk", "serve", "--model", str(model), "--cpu", "--port", "0"]
+        command = [sys.executable, "-m", program, "serve", "--model", str(model), "--cpu", "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--threads", "1", *flags],
             stdout=subprocess.PIPE,
@@ -92,9 +92,11 @@ class LiveServer:
 
 
 @contextmanager
-def serving(model: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[LiveServer]:
+def serving(
+    model: Path, *flags: str, env: dict[str, str] | None = None, program: str = "mimo_vk"
+) -> Iterator[LiveServer]:
     """A server for as long as the block runs."""
-    server = LiveServer(model, *flags, env=env)
+    server = LiveServer(model, *flags, env=env, program=program)
     try:
         yield server
     finally:

@@ -74,13 +74,15 @@ class Worker:
     A process that dies is started again once; one that dies again before it has finished a job stays down.
     """
 
-    def __init__(self, settings: Settings, *, queue_limit: int = QUEUE_LIMIT) -> None:
+    def __init__(
+        self, settings: Settings, *, queue_limit: int = QUEUE_LIMIT, target: process.Target = process.main
+    ) -> None:
         self.state: State = "loading"
         self.queue_limit = queue_limit
         self.backend = ""
         self.counters: dict[str, float] = {}  # the engine's, over all the processes there have been
         self.restarts = 0
-        self._settings = settings
+        self._settings, self._target = settings, target
         self._waiting: deque[Task] = deque()
         self._running: Task | None = None
         self._number = 0
@@ -150,7 +152,7 @@ class Worker:
         ours, theirs = self._spawn.Pipe()
         self._cancelled = self._spawn.RawValue(ctypes.c_uint64, 0)
         self._process = self._spawn.Process(
-            target=process.main,
+            target=self._target,
             args=(theirs, self._cancelled, self._settings, os.getpid()),
             name="mimo-vk model",
             daemon=True,
