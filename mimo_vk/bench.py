@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from mimo_vk import bench_kernels
 from mimo_vk.bench_limits import LAYERS, ReadPass, disk_rates, python_seconds
-from mimo_vk.engine import Engine
+from mimo_vk.engine import Engine, make_ops
+from mimo_vk.errors import UsageError
 from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
@@ -52,10 +55,8 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 
         with Engine.open(settings, progress) as engine:
             report = measure(engine, progress, show, REPEAT)
-    if args.kernels:
-        from mimo_vk import bench_kernels
-
-        report["kernels"] = bench_kernels.measure(settings)
+        if args.kernels:
+            report["kernels"] = kernels(settings, show)
     if args.json:
         print(json.dumps(report))
     return 0
@@ -85,6 +86,20 @@ def measure(
     for line in limit_lines(report):
         show(line)
     return report
+
+
+def kernels(settings: Settings, show: Callable[[str], None]) -> list[Report]:
+    """Each matrix product at the release's sizes, on the backend that the settings name."""
+    ops = make_ops(settings.backend, settings.threads)
+    if ops.name == "numpy":
+        raise UsageError("--kernels: the compiled kernels are measured; numba is not used here")
+    limits = bench_kernels.Limits(settings.threads)
+    results = []
+    show(bench_kernels.HEADER)
+    for result in chain(bench_kernels.linear_results(ops, limits), bench_kernels.expert_results(ops, limits)):
+        show(result.line())
+        results.append({**asdict(result), "gflops": result.gflops, "gbps": result.gbps})
+    return results
 
 
 class _Bench:

@@ -16,9 +16,11 @@ from engines import open_engine
 from cpu_fallback.reference import ReferenceOps
 from mimo_vk import bench, bench_limits
 from mimo_vk.bench import PARTS, Run
+from mimo_vk.bench_kernels import KernelResult
 from mimo_vk.bench_limits import NullOps, ReadPass, arrays_of, disk_rates, python_seconds
 from mimo_vk.checkpoint import Checkpoint
 from mimo_vk.engine import Engine
+from mimo_vk.errors import UsageError
 from mimo_vk.formats import MatrixMXFP4
 from mimo_vk.kv_cache import KvCache
 from mimo_vk.model import Model, as_ids
@@ -254,3 +256,24 @@ def test_the_command_ends_with_one_object(
     assert len(out) == 2 + 6 + 3 + 1
     assert out[2:8] == [bench.phase_line(phase) for phase in report["phases"]]
     assert {p["cache"] for p in report["phases"]} == {"cold", "warm"}
+
+
+def test_kernels_are_shown_and_returned_with_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results(*_: Any) -> Iterator[KernelResult]:
+        yield KernelResult("mxfp4 8x8", 1, 0.5, 4e9, 1_000_000_000, 20.0, 15.0, 100.0)
+
+    class Ops:
+        name = "numba"
+
+    monkeypatch.setattr(bench, "make_ops", lambda backend, threads: Ops())
+    monkeypatch.setattr(bench.bench_kernels, "linear_results", results)
+    monkeypatch.setattr(bench.bench_kernels, "expert_results", lambda *_: iter(()))
+    shown: list[str] = []
+    (kernel,) = bench.kernels(Settings(), shown.append)
+    assert (kernel["name"], kernel["gflops"], kernel["gbps"], kernel["read_gbps"]) == ("mxfp4 8x8", 8.0, 2.0, 20.0)
+    assert len(shown) == 2 and shown[1].split()[2:5] == ["1", "500.000", "8.0"]
+
+
+def test_the_numpy_kernels_are_refused() -> None:
+    with pytest.raises(UsageError, match="--kernels"):
+        bench.kernels(Settings(backend="numpy"), print)
