@@ -44,6 +44,8 @@ BLOCK_ROWS = 32  # stored rows whose sums are finished together, all groups of l
 DIRECT_ROWS = 8  # stored rows that share the loads of x
 DECODED_ROWS, DECODED_STEPS = 8, 4  # decoded at once: 10 KiB, which stay in a core's first-level cache
 X_LIMIT = 64  # rows of x in a block
+FEW = 3  # rows of x up to which decoding in registers is faster
+ALL_GROUPS_LIMIT = 16  # rows of x whose lane sums, all groups, fit a core's first-level cache
 SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more than it saves
 
 # A matrix as the kernels see it is one row of an int64 table: the address of the codes and the bytes between rows, the
@@ -114,21 +116,26 @@ def copy_tails(fmt, columns, count, words, scales, tail, tail_words, tail_scales
 
 
 @jit()
-def multiply_one(kernels, fmt, columns, count, pointers, x, offset, acc):  # type: ignore[no-untyped-def]
-    """Lane sums [count][32] of rows times one row of x, decoded in registers."""
-    acc[: count * LANES] = 0
+def multiply_few(kernels, fmt, columns, count, pointers, x, offsets, acc):  # type: ignore[no-untyped-def]
+    """Lane sums [count][n][32] of rows times n = len(offsets) rows of x, decoded in registers."""
+    n = len(offsets)
+    acc[: count * n * LANES] = 0
     full = columns // STEP
     x_step = x.shape[2] * X_STEP_BYTES
     x_group = x.shape[1] * x_step
+    start, acc_row = x.ctypes.data, n * ROUND_BYTES
     for j in range(0, count, DIRECT_ROWS):
         rows = min(DIRECT_ROWS, count - j)
-        start = x.ctypes.data + offset
-        sums = acc.ctypes.data + j * ROUND_BYTES
-        words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
-        direct(kernels, fmt, words, scales, rows, 0, full, start, x_step, x_group, sums)
-        if columns > full * STEP:
-            words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
-            direct(kernels, fmt, words, scales, rows, 0, 1, start + full * x_step, x_step, x_group, sums)
+        for m in range(0, n, 2):
+            width = min(2, n - m)
+            at = offsets[m:].ctypes.data
+            sums = acc.ctypes.data + (j * n + m) * ROUND_BYTES
+            words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
+            direct(kernels, fmt, width, words, scales, rows, 0, full, start, x_step, x_group, at, sums, acc_row)
+            if columns > full * STEP:
+                tail = start + full * x_step
+                words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
+                direct(kernels, fmt, width, words, scales, rows, 0, 1, tail, x_step, x_group, at, sums, acc_row)
 
 
 @jit()
@@ -145,27 +152,41 @@ def multiply_decoded(kernels, fmt, rows, steps, x, x_step, offsets, acc, scratch
 
 
 @jit()
+def multiply_group(kernels, fmt, columns, q, j, rows, first, pointers, x, offsets, acc, scratch):  # type: ignore[no-untyped-def]
+    """Some steps from ``first`` of ``rows`` rows from the block's j-th, for group q of the lanes."""
+    full = columns // STEP
+    x_step = x.shape[2] * X_STEP_BYTES
+    start = x.ctypes.data + (q * x.shape[1] + first) * x_step
+    sums = acc.ctypes.data + (q * BLOCK_ROWS + j) * len(offsets) * GROUP_BYTES
+    buffer = scratch.ctypes.data
+    if first < full:
+        steps = min(DECODED_STEPS, full - first)
+        decode(kernels, fmt, pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data, rows, first, steps, q, buffer)
+    else:
+        steps = 1
+        decode(kernels, fmt, pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data, rows, 0, 1, q, buffer)
+    multiply_decoded(kernels, fmt, rows, steps, start, x_step, offsets, sums, buffer)
+
+
+@jit()
 def multiply_many(kernels, fmt, columns, count, pointers, x, offsets, acc, scratch):  # type: ignore[no-untyped-def]
-    """Lane sums [group of lanes][32 rows][n][8] of ``count`` rows times n = len(offsets) rows of x."""
+    """Lane sums [group of lanes][32 rows][n][8] of ``count`` rows times n = len(offsets) rows of x.
+
+    With few rows of x, reading the codes costs most: all groups of a few steps while those are in the first-level cache.
+    With many, x and the sums do: one group of all steps, so that its sums stay there.
+    """
     n = len(offsets)
     acc[: GROUPS * BLOCK_ROWS * n * WIDTH] = 0
     full = columns // STEP
-    x_step = x.shape[2] * X_STEP_BYTES
-    buffer = scratch.ctypes.data
-    for q in range(GROUPS):
-        start = x.ctypes.data + q * x.shape[1] * x_step
+    starts = (full + DECODED_STEPS - 1) // DECODED_STEPS + (1 if columns > full * STEP else 0)
+    for outer in range(1 if n <= ALL_GROUPS_LIMIT else GROUPS):
         for j in range(0, count, DECODED_ROWS):
             rows = (min(DECODED_ROWS, count - j) + PAIR - 1) // PAIR * PAIR
-            sums = acc.ctypes.data + (q * BLOCK_ROWS + j) * n * GROUP_BYTES
-            words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
-            for first in range(0, full, DECODED_STEPS):
-                steps = min(DECODED_STEPS, full - first)
-                decode(kernels, fmt, words, scales, rows, first, steps, q, buffer)
-                multiply_decoded(kernels, fmt, rows, steps, start + first * x_step, x_step, offsets, sums, buffer)
-            if columns > full * STEP:
-                words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
-                decode(kernels, fmt, words, scales, rows, 0, 1, q, buffer)
-                multiply_decoded(kernels, fmt, rows, 1, start + full * x_step, x_step, offsets, sums, buffer)
+            for i in range(starts):
+                first = min(i * DECODED_STEPS, full)
+                for inner in range(GROUPS if n <= ALL_GROUPS_LIMIT else 1):
+                    q = outer + inner
+                    multiply_group(kernels, fmt, columns, q, j, rows, first, pointers, x, offsets, acc, scratch)
 
 
 @jit()
@@ -204,7 +225,7 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
     pointers = np.empty((4, BLOCK_ROWS), np.int64)  # codes and scales of the rows, then those of their tails
     tail = np.empty((BLOCK_ROWS, CODE_BYTES[fmt] + SCALE_BYTES[fmt] if columns % STEP else 0), np.uint8)
     acc = np.empty(BLOCK_ROWS * most * LANES, np.float32)
-    scratch = np.empty(DECODED_STEPS * DECODED_ROWS * SCRATCH_BYTES if most > 1 else 0, np.uint8)
+    scratch = np.empty(DECODED_STEPS * DECODED_ROWS * SCRATCH_BYTES if most > FEW else 0, np.uint8)
     results = np.empty((2, most, BLOCK_ROWS), np.float32)
     for e in range(len(table)):
         entry = table[e]
@@ -218,11 +239,11 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
                     find_rows(entry, second, first, count, pointers[0], pointers[1])
                     if columns % STEP:
                         copy_tails(fmt, columns, count, pointers[0], pointers[1], tail, pointers[2], pointers[3])
-                    if n == 1:
-                        multiply_one(kernels, fmt, columns, count, pointers, x, offsets[begin], acc)
+                    rows = offsets[begin : begin + n]
+                    if n <= FEW:
+                        multiply_few(kernels, fmt, columns, count, pointers, x, rows, acc)
                         finish(fmt, count, n, pointers[1], acc, ROUND_BYTES, GROUP_BYTES, results[second])
                     else:
-                        rows = offsets[begin : begin + n]
                         multiply_many(kernels, fmt, columns, count, pointers, x, rows, acc, scratch)
                         apart = BLOCK_ROWS * n * GROUP_BYTES
                         finish(fmt, count, n, pointers[1], acc, GROUP_BYTES, apart, results[second])

@@ -1,7 +1,7 @@
 """The kernels of the matrix products, emitted as LLVM functions, and the numba intrinsics that call them.
 
 All work on steps of 256 columns and on rows given by address, and keep the order of ``mimo_vk/ops.py``. ``direct``
-decodes in registers, for one row of x. For more rows, ``decode`` writes stored rows as floats to a small scratch and
+decodes in registers, for one or two rows of x. For more, ``decode`` writes stored rows as floats to a small scratch and
 ``tile`` multiplies them with up to four rows of x. As lanes meet only in the final tree, those two work on one group of
 8 lanes at a time: its lane sums stay in the first-level cache, and its part of x in the second.
 
@@ -55,6 +55,7 @@ GROUP_BYTES = 4 * WIDTH  # the same of one group of lanes
 X_STEP_BYTES = COLUMNS * GROUP_BYTES  # one group's part of a step of a row of x
 SCRATCH_BYTES = X_STEP_BYTES + 2 * GROUP_BYTES  # the same of a decoded row, then the scales of its words (two at most)
 TOGETHER = 2  # groups of lanes whose instructions ``direct`` interleaves
+DIRECT_COUNTS = (1, 2)  # rows of x that ``direct`` takes
 PAIR = 2  # decoded rows in a tile
 TILE_ROWS = (1, 2, 4)  # rows of x in a tile
 
@@ -79,45 +80,51 @@ def scales_in_step(b: Builder, fmt: int, scales: Value) -> Callable[[int, int], 
     return lambda t, q: by_round[t]
 
 
-def direct_step(b: Builder, fmt: int, words: Value, scales: Value, xs: Sequence[Value], acc: Value) -> None:
-    """256 columns of one stored row times one row of x (``xs``: its groups), added to the 32 lane sums at ``acc``."""
+def direct_step(
+    b: Builder, fmt: int, words: Value, scales: Value, xs: Sequence[Sequence[Value]], accs: Sequence[Value]
+) -> None:
+    """256 columns of one stored row times some rows of x (``xs``: row, group), added to the lane sums at ``accs``."""
     layout = LAYOUTS[fmt]
     scale_of = scales_in_step(b, fmt, scales)
-    for first in range(0, GROUPS, TOGETHER):
-        groups = range(first, first + TOGETHER)
-        totals = {q: load(b, add(b, acc, q * GROUP_BYTES), FLOATS) for q in groups}
+    together = max(1, TOGETHER // len(xs))
+    for first in range(0, GROUPS, together):
+        products = [(m, q) for q in range(first, first + together) for m in range(len(xs))]
+        places = {(m, q): add(b, accs[m], q * GROUP_BYTES) for m, q in products}
+        totals = {key: load(b, place, FLOATS) for key, place in places.items()}
         for t in range(layout.rounds):
             columns: dict[int, Iterator[Value]] = {}
-            for q in groups:
+            for q in range(first, first + together):
                 word = load(b, add(b, words, t * ROUND_BYTES + q * GROUP_BYTES), INTS)
                 columns[q] = DECODERS[fmt](b, word)
-            p: dict[int, Value | None] = dict.fromkeys(groups)
+            p: dict[Any, Value | None] = dict.fromkeys(products)
             for c in range(t * layout.g, (t + 1) * layout.g):
-                for q in groups:
-                    p[q] = chain(b, p[q], next(columns[q]), load(b, add(b, xs[q], c * GROUP_BYTES), FLOATS))
-            for q in groups:
+                weights = {q: next(decoded) for q, decoded in columns.items()}
+                for m, q in products:
+                    p[m, q] = chain(b, p[m, q], weights[q], load(b, add(b, xs[m][q], c * GROUP_BYTES), FLOATS))
+            for m, q in products:
                 scale = scale_of(t, q)
-                totals[q] = b.fadd(totals[q], p[q] if scale is None else b.fmul(p[q], scale))
-        for q in groups:
-            store(b, totals[q], add(b, acc, q * GROUP_BYTES))
+                totals[m, q] = b.fadd(totals[m, q], p[m, q] if scale is None else b.fmul(p[m, q], scale))
+        for key, place in places.items():
+            store(b, totals[key], place)
 
 
-def emit_direct(fmt: int) -> Callable[[Builder, Sequence[Value]], None]:
+def emit_direct(fmt: int, count: int) -> Callable[[Builder, Sequence[Value]], None]:
     layout = LAYOUTS[fmt]
 
     def emit(b: Builder, args: Sequence[Value]) -> None:
-        words, scales, rows, first, steps, x, x_step, x_group, acc = args
+        words, scales, rows, first, steps, x, x_step, x_group, x_offsets, acc, acc_row = args
+        starts = [b.add(x, pointer_at(b, x_offsets, const(m))) for m in range(count)]
         with loop(b, steps) as s:
             step = b.add(first, s)
-            start = b.add(x, b.mul(step, x_step))
-            xs = [b.add(start, b.mul(x_group, const(q))) for q in range(GROUPS)]
+            here = [b.add(start, b.mul(step, x_step)) for start in starts]
+            xs = [[b.add(start, b.mul(x_group, const(q))) for q in range(GROUPS)] for start in here]
             word_offset = b.mul(step, const(layout.step_bytes))
             scale_offset = b.mul(step, const(layout.scale_bytes))
             with loop(b, rows) as r:
                 w = b.add(pointer_at(b, words, r), word_offset)
                 sc = b.add(pointer_at(b, scales, r), scale_offset)
-                sums = b.add(acc, b.mul(r, const(ROUND_BYTES)))
-                direct_step(b, fmt, w, sc, xs, sums)
+                sums = b.add(acc, b.mul(r, acc_row))
+                direct_step(b, fmt, w, sc, xs, [add(b, sums, m * ROUND_BYTES) for m in range(count)])
 
     return emit
 
@@ -204,16 +211,18 @@ def emit_tile(g: int, scaled: bool, count: int) -> Callable[[Builder, Sequence[V
 KINDS = {0: (1, False), 1: (2, False), 2: (4, False), 3: (4, True), 4: (8, True)}  # words of g columns, scaled or not
 KIND_OF = (0, 1, 2, 3, 4, 4, 3)  # by format
 FORMATS = len(LAYOUTS)
-DIRECT, DECODE, TILE = 0, FORMATS, 2 * FORMATS  # where each family begins in the table of addresses
+DECODE = FORMATS * len(DIRECT_COUNTS)  # where each family begins in the table of addresses, ``direct`` first
+TILE = DECODE + FORMATS
 KERNELS = TILE + len(KINDS) * (max(TILE_ROWS) + 1)
 
 
 def emit_all(module: Any) -> dict[int, Value]:
     """Every kernel as a function of the module, by its place in the table of addresses.
 
-    ``direct`` (by format) of words, scales, rows, first, steps, x, x_step, x_group, acc: steps first..first+steps of
-    ``rows`` stored rows times one row of x. words and scales are addresses of tables of row addresses, x that of the
-    permuted row, its steps x_step and its groups x_group bytes apart; acc [rows][32] lane sums.
+    ``direct`` (by rows of x and format) of words, scales, rows, first, steps, x, x_step, x_group, x_offsets, acc,
+    acc_row: steps first..first+steps of ``rows`` stored rows times one or two rows of x. words and scales are addresses of tables
+    of row addresses, x that of the permuted x, its steps x_step and its groups x_group bytes apart, x_offsets that of a
+    table of the rows' offsets in a step; acc [rows][acc_row bytes: row of x][32] lane sums.
 
     ``decode`` (by format) of words, scales, rows, first, steps, group, scratch: one group of lanes of those steps as
     floats and scales, to scratch [steps][rows][SCRATCH_BYTES].
@@ -224,7 +233,9 @@ def emit_all(module: Any) -> dict[int, Value]:
     """
     kernels = {}
     for f in LAYOUTS:
-        kernels[DIRECT + f] = function(module, f"mimo_direct_{f}", 9, emit_direct(f))
+        for n in DIRECT_COUNTS:
+            place = (n - 1) * FORMATS + f
+            kernels[place] = function(module, f"mimo_direct_{f}_{n}", 11, emit_direct(f, n))
         kernels[DECODE + f] = function(module, f"mimo_decode_{f}", 7, emit_decode(f))
     for kind, (g, scaled) in KINDS.items():
         for m in TILE_ROWS:
@@ -273,9 +284,15 @@ def call(arguments: int, index: Callable[[Builder, Sequence[Value]], Value]) -> 
 
 
 @intrinsic
-def direct(typingctx, table, fmt, words, scales, rows, first, steps, x, x_step, x_group, acc):  # type: ignore[no-untyped-def]
-    """Call that kernel; see emit_all. ``table`` is the address of the table of addresses."""
-    return types.void(*[types.int64] * 11), call(9, lambda b, args: add(b, args[1], DIRECT))
+def direct(
+    typingctx, table, fmt, count, words, scales, rows, first, steps, x, x_step, x_group, x_offsets, acc, acc_row
+):  # type: ignore[no-untyped-def]
+    """Call that kernel; see emit_all. ``table`` is the address of the table of addresses; ``count`` is 1 or 2."""
+
+    def index(b: Builder, args: Sequence[Value]) -> Value:
+        return b.add(b.mul(b.sub(args[2], const(1)), const(FORMATS)), args[1])
+
+    return types.void(*[types.int64] * 14), call(11, index)
 
 
 @intrinsic
