@@ -239,6 +239,12 @@ def attention(
     """As ``Ops.attention``, on ``threads`` threads."""
     n, heads, head_dim = q.shape
     v_dim = v.shape[2]
+    # compiled code checks no bounds
+    assert k.shape[0] == v.shape[0] == n and k.shape[2] == head_dim and heads % k.shape[1] == 0, (q.shape, k.shape)
+    assert len(keys) == len(values) == k.shape[1] == v.shape[1], (keys.shape, values.shape, k.shape, v.shape)
+    assert keys.shape[1] == values.shape[1] >= min(start, window or start), (keys.shape, values.shape, start, window)
+    assert keys.shape[2] == head_dim and values.shape[2] == v_dim, (keys.shape, values.shape, q.shape, v.shape)
+    assert sink is None or sink.shape == (heads,)
     span = start + n if window is None else window
     low = max(0, start - span + 1)
     key_at, _keys = addresses_of(k, keys, start, low, LANES)

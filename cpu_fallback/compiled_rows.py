@@ -2,6 +2,7 @@
 
 Each public function is the operation of that name in ``mimo_vk/ops.py``. ``threads`` is how many may share the rows;
 small calls stay on the calling thread, as waking others costs more than the work. ``attention`` is re-exported.
+Compiled code checks no bounds, so the shapes are asserted here.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def embed_rows(table: Any, ids: Any, out: Any) -> None:
 
 
 def embed(table: MatrixBF16, ids: Ids) -> F32:
+    assert ids.size == 0 or (ids.min() >= 0 and ids.max() < len(table.data)), ids
     out = np.empty((len(ids), table.data.shape[1]), np.uint32)
     embed_rows(table.data, ids, out)
     return out.view(np.float32)
@@ -72,6 +74,7 @@ def norm_parts(parts: Any, x: Any, weight: Any, inverse: Any, eps: Any, out: Any
 
 
 def rms_norm(x: F32, weight: F32, eps: float, threads: int = 1) -> F32:
+    assert weight.shape == x.shape[1:], (x.shape, weight.shape)
     out = np.empty_like(x)
     constants = np.float32(1 / x.shape[1]), np.float32(eps)
     parts = shares(threads, x.size)
@@ -89,6 +92,7 @@ def add_flat(a: Any, b: Any, out: Any) -> None:
 
 
 def add(a: F32, b: F32) -> F32:
+    assert a.shape == b.shape, (a.shape, b.shape)
     out = np.empty_like(a)
     add_flat(a.reshape(-1), b.reshape(-1), out.reshape(-1))
     return out
@@ -107,6 +111,7 @@ def swiglu_parts(parts: Any, gate: Any, up: Any, out: Any) -> None:
 
 
 def swiglu(gate: F32, up: F32, threads: int = 1) -> F32:
+    assert gate.shape == up.shape, (gate.shape, up.shape)
     out = np.empty_like(gate)
     flat = gate.reshape(-1), up.reshape(-1), out.reshape(-1)
     parts = shares(threads, gate.size)
@@ -145,6 +150,8 @@ def split_rows(qkv: Any, chunks: Any, value_scale: Any, q: Any, k: Any, v: Any) 
 
 def split_qkv(qkv: F32, layout: QkvLayout, value_scale: float) -> tuple[F32, F32, F32]:
     n, heads, kv = len(qkv), layout.num_heads, layout.num_kv_heads
+    assert qkv.shape[1] == (heads + kv) * layout.head_dim + kv * layout.v_head_dim, (qkv.shape, layout)
+    assert heads % layout.chunks == kv % layout.chunks == 0, layout
     q = np.empty((n, heads, layout.head_dim), np.float32)
     k = np.empty((n, kv, layout.head_dim), np.float32)
     v = np.empty((n, kv, layout.v_head_dim), np.float32)
@@ -167,6 +174,7 @@ def rope_rows(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 def rope(x: F32, cos: F32, sin: F32) -> F32:
+    assert cos.shape == sin.shape and len(cos) == len(x) and 2 * cos.shape[1] <= x.shape[2], (x.shape, cos.shape)
     out = np.empty_like(x)
     rope_rows(x, cos, sin, out)
     return out
@@ -210,6 +218,7 @@ def route_rows(logits: Any, bias: Any, scaling: Any, ids: Any, weights: Any) -> 
 
 
 def route(logits: F32, bias: F32, top_k: int, scaling: float) -> tuple[Index, F32]:
+    assert bias.shape == logits.shape[1:] and 0 < top_k <= len(bias), (logits.shape, bias.shape, top_k)
     ids = np.empty((len(logits), top_k), np.int32)
     weights = np.empty((len(logits), top_k), np.float32)
     route_rows(logits, bias, np.float32(scaling), ids, weights)
@@ -235,6 +244,7 @@ def sum_parts(parts: Any, y: Any, weights: Any, out: Any) -> None:
 
 
 def weighted_sum(y: F32, weights: F32, threads: int = 1) -> F32:
+    assert weights.shape == y.shape[:2], (y.shape, weights.shape)
     out = np.empty((y.shape[0], y.shape[2]), np.float32)
     parts = min(shares(threads, y.size), max(1, len(y)))
     if parts == 1:
