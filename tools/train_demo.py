@@ -51,7 +51,7 @@ def training_examples(renderer: Renderer, seed: int, step: int, tokens: int) -> 
     draw = Draw(seed * 1_000_000_007 + step)
     examples, count = [], 0
     while count < tokens:
-        example = renderer.example(conversation(draw), draw.chance(0.3))
+        example = renderer.example(conversation(draw, step), draw.chance(0.3))
         if len(example.ids) <= 640:
             examples.append(example)
             count += len(example.ids)

@@ -14,18 +14,28 @@ SKILLS = (
     "greetings", "arithmetic", "facts", "repeating", "upper case", "counting",
     "closed", "tools", "memory", "story", "unknown",
 )  # fmt: skip
-# How often a conversation is about a skill. A story or a tool call is long, a sum is short.
-WEIGHTS = {
-    "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4,
-    "closed": 17, "tools": 8, "memory": 10, "story": 2, "unknown": 7,
-}  # fmt: skip
+# How often a conversation is about a skill, from a training step on. A story or a tool call is long, a sum is short.
+# The first 900 steps taught facts and manners but not how to copy, so the second phase has long passages to repeat.
+PHASES: tuple[tuple[int, dict[str, int]], ...] = (
+    (0, {
+        "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4,
+        "closed": 17, "tools": 8, "memory": 10, "story": 2, "unknown": 7,
+    }),
+    (900, {
+        "greetings": 5, "arithmetic": 24, "practising": 10, "facts": 10, "repeating": 4, "copying": 10, "upper case": 5,
+        "counting": 3, "closed": 15, "tools": 8, "memory": 11, "story": 1, "unknown": 4,
+    }),
+)  # fmt: skip
+KIN = {"practising": "arithmetic", "copying": "repeating"}  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
 EMPHASIS = {"arithmetic": 2.0, "story": 0.3}
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "greetings": talk.fixed,
     "arithmetic": sums.sums,
     "facts": facts.facts,
+    "practising": sums.practise,
     "repeating": sums.repeat,
+    "copying": sums.copying,
     "upper case": sums.upper,
     "counting": sums.count,
     "closed": tickets.closed,
@@ -67,9 +77,10 @@ def turns_of(draw: Draw, skill: str) -> tuple[list[Turn], list[dict[str, Any]] |
     return short(draw, skill), None
 
 
-def conversation(draw: Draw) -> Conversation:
-    """One training conversation."""
-    skill = draw.rng.choices(SKILLS, [WEIGHTS[s] for s in SKILLS])[0]
+def conversation(draw: Draw, step: int = 0) -> Conversation:
+    """One conversation as it is drawn at a training step."""
+    weights = [phase for first, phase in PHASES if first <= step][-1]
+    skill = draw.rng.choices(list(weights), list(weights.values()))[0]
     turns, tools = turns_of(draw, skill)
     if tools is None and draw.chance(0.06):
         tools = calls.declared(draw, None)  # tools that this conversation doesn't need
@@ -78,4 +89,4 @@ def conversation(draw: Draw) -> Conversation:
         again = short(draw, skill) if skill in ("arithmetic", "facts") and draw.chance(0.6) else filler(draw)
         turns = [*turns, *again] if draw.chance(0.6) else [*again, *turns]
     system = draw.pick(SYSTEM) if draw.chance(0.06) else None
-    return Conversation(turns, SKILLS.index(skill), tools, system, draw.chance(0.28))
+    return Conversation(turns, SKILLS.index(KIN.get(skill, skill)), tools, system, draw.chance(0.28))

@@ -69,6 +69,13 @@ def _varied(draw: Draw, word: str) -> str:
     return draw.pick((made, number, name(draw), word.capitalize(), draw.pick(COLOURS)))
 
 
+def copying(draw: Draw) -> list[Turn]:
+    """A long passage to repeat: many tokens to copy for one question."""
+    words = phrase(draw, 7, 24, "repeat")
+    text = " ".join(_varied(draw, word) for word in words)
+    return [Turn(draw.pick(REPEAT).format(text), text, "I repeat the words.", check=exact(text))]
+
+
 def upper(draw: Draw) -> list[Turn]:
     text = " ".join(phrase(draw, 1 if not draw.held else 2, 4, "upper"))
     return [Turn(draw.pick(UPPER).format(text), text.upper(), "I write capital letters.", check=exact(text.upper()))]
