@@ -83,11 +83,7 @@ def answer(engine: Any, session: Reader, request: Request, *, cancel: Cancel | N
     prompts = tokenise(tokenizer, template, request)
     check_room(prompts, engine.ctx)
     found = read(session, prompts, request.pin_state, cancel)
-    answers = {}
-    for name, question in request.questions.items():
-        logs = found.get(name)
-        answers[name] = answer_of(question, [1.0] if logs is None else normalised(logs, request.normalize))
-    return Answers(answers, prompts.input_tokens, prompts.output_tokens)
+    return Answers(answers_of(request, found), prompts.input_tokens, prompts.output_tokens)
 
 
 def as_text(content: Content) -> str:
@@ -207,6 +203,15 @@ def confidence(probabilities: Sequence[float]) -> float:
 def entropy(probabilities: Sequence[float]) -> float:
     """In bits: 0 where one option is certain, log2(n) where all n are as likely."""
     return math.fsum(-p * math.log2(p) for p in probabilities if p > 0)
+
+
+def answers_of(request: Request, found: Mapping[str, Sequence[F64]]) -> dict[str, dict[str, Any]]:
+    """The API's answers by id. found: what ``read`` returned; a question that isn't in it has only one option."""
+    answers = {}
+    for name, question in request.questions.items():
+        probabilities = normalised(found[name], request.normalize) if name in found else [1.0]
+        answers[name] = answer_of(question, probabilities)
+    return answers
 
 
 def answer_of(question: Question, probabilities: Sequence[float]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mimo_vk.errors import MimoError
-from mimo_vk.server import models, openai_chat, openai_completions, openapi
+from mimo_vk.server import models, openai_chat, openai_completions, openapi, systemone
 from mimo_vk.server.errors import ApiError, as_api_error
 from mimo_vk.server.front import Front
 from mimo_vk.server.metrics import Metrics
@@ -65,6 +65,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     "/v1/models": {"GET": models.listing},
     "/v1/chat/completions": {"POST": openai_chat.endpoint},
     "/v1/completions": {"POST": openai_completions.endpoint},
+    "/v1/systemone": {"POST": systemone.endpoint},
 }
 MODEL_PATH = "/v1/models/"
 
@@ -120,7 +121,8 @@ class _Sender:
         if message["type"] == "http.response.start":
             self._record.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers.setdefault("x-request-id", self._record.id)
+            for name in ("x-request-id", "x-typesafe-request-id"):  # OpenAI's clients read one, typesafe-sdk the other
+                headers.setdefault(name, self._record.id)
             headers["x-content-type-options"] = "nosniff"
             if self._origin:
                 headers["access-control-allow-origin"] = self._origin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from mimo_vk.chat_format import ChatTemplate
@@ -24,6 +25,8 @@ class Front:
         generation = load_generation_config(model_dir / "generation_config.json")
         self.model_id = model_id or model_dir.resolve().name
         self.created = int(time.time())
+        made = (model_dir / "config.json").stat().st_mtime  # nothing in a checkpoint says when it was released
+        self.released = datetime.fromtimestamp(made, UTC).date().isoformat()
         self.ctx = min(settings.ctx, config.max_position_embeddings)
         self.vocab_size = config.vocab_size
         self.stop_ids = frozenset(generation.eos_token_ids or config.eos_token_ids)

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from mimo_vk.server.app import Context
 
 
+ABOUT = "a chat model on this machine: answers in text, and closed questions with probabilities"
+
+
 async def listing(context: Context, request: Request, record: Record) -> Response:
-    """The one model."""
-    return Json({"object": "list", "data": [described(context.front)]})
+    """The one model, once for OpenAI's clients and once for System One's."""
+    front = context.front
+    card = {"name": front.model_id, "description": ABOUT, "release_date": front.released}
+    return Json({"object": "list", "data": [described(front)], "models": [card]})
 
 
 async def one(context: Context, request: Request, record: Record) -> Response:

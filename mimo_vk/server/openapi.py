@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from mimo_vk import __version__
 from mimo_vk.server.schemas import ChatRequest, CompletionRequest
+from mimo_vk.server.systemone import SCHEMA as SYSTEM_ONE
 
 REFS = "#/components/schemas/"
 ERROR = {
@@ -33,10 +34,14 @@ REFUSALS = {
     "403": "a Host or Origin that is not allowed",
     "404": "an unknown model",
     "413": "the body is too large",
+    "415": "the body's encoding is unknown",
+    "422": "the request is wrong, and each fault is named",
     "429": "too many requests wait",
     "500": "an error of the server's",
     "503": "the model is being loaded, or has died",
 }
+OPENAI_REFUSALS = tuple(status for status in REFUSALS if status not in ("415", "422"))
+SYSTEM_ONE_REFUSALS = tuple(status for status in REFUSALS if status not in ("400", "404"))
 
 
 @cache
@@ -55,8 +60,9 @@ def document(with_key: bool) -> dict[str, Any]:
             "/v1/models/{model}": {"get": _operation("The model", refusals=("401", "403", "404"), path="model")},
             "/v1/chat/completions": {"post": _operation("A chat's answer", body="ChatRequest")},
             "/v1/completions": {"post": _operation("A text continued", body="CompletionRequest")},
+            "/v1/systemone": {"post": _operation("Closed questions", body="SystemOne", refusals=SYSTEM_ONE_REFUSALS)},
         },
-        "components": {"schemas": {**definitions.get("$defs", {}), "Error": ERROR}},
+        "components": {"schemas": {**definitions.get("$defs", {}), "SystemOne": SYSTEM_ONE, "Error": ERROR}},
     }
     if with_key:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -68,13 +74,13 @@ def _operation(
     about: str,
     *,
     body: str | None = None,
-    refusals: tuple[str, ...] = tuple(REFUSALS),
+    refusals: tuple[str, ...] = OPENAI_REFUSALS,
     kind: str = "application/json",
     path: str | None = None,
     error: bool = True,
 ) -> dict[str, Any]:
     content: dict[str, Any] = {kind: {"schema": {"type": "string"} if kind == "text/plain" else {"type": "object"}}}
-    if body is not None:
+    if body is not None and body != "SystemOne":
         content["text/event-stream"] = {"schema": {"type": "string"}}
     refused = {"application/json": {"schema": {"$ref": REFS + "Error"} if error else {"type": "object"}}}
     operation: dict[str, Any] = {
