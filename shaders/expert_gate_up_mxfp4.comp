@@ -9,7 +9,8 @@
 // count, so a dispatch recorded once serves any number of pairs.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_ballot : require
 #include "float_controls.glsl"
 #include "elementary.glsl"
 
@@ -22,7 +23,7 @@ layout(std430, binding = 4) writeonly buffer Act { float act[]; };
 
 layout(push_constant) uniform Push {
     uint rounds;       // of the matrix's columns: columns / 256, rounded up
-    uint blocks;       // of 8 rows
+    uint tiles;        // of 32 rows
     uint act_rounds;   // of the result, as columns of the next product
     uint slot_stride;  // uvec4 a slot
     uint gate_codes;   // uvec4 from the slot's start
@@ -33,27 +34,23 @@ layout(push_constant) uniform Push {
 
 #include "mxfp4.glsl"
 
-void multiply(uint slot, uint row, uint block, uint part, out float gate[4], out float up[4]) {
+void multiply(uint slot, uint row, uint tile, uint part, out float gate[4], out float up[4]) {
     vec4 one[8], two[8], four[8], total[8];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
     uint code_base = slot * slot_stride, scale_base = 4 * code_base;
     for (uint t = 0; t < 8; t++) {
         precise vec4 acc[8];
         for (int r = 0; r < 8; r++) acc[r] = vec4(0.0);
         for (uint round = 0; round < rounds; round++) {
-            uint x_at = (row * rounds + round) * 64 + TREE_ORDER[t] * 8;
             vec4 x[8];
-            for (int c = 0; c < 8; c++) {
-                precise vec4 scaled = x_rows[x_at + c] * 16384.0;  // 2^14, which the decoded codes lack
-                x[c] = scaled;
-            }
-            uint item = (block * 8 + t) * rounds + round;
-            uint gate_scale = scales[scale_base + gate_scales + 2 * item + part];
-            uint up_scale = scales[scale_base + up_scales + 2 * item + part];
-            uint code_at = code_base + 8 * item + 4 * part;
+            LOAD_X(x, x_rows, (row * rounds + round) * 64 + TREE_ORDER[t] * 8)
+            uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
+            uint gate_scale = scales[scale_base + gate_scales + item];
+            uint up_scale = scales[scale_base + up_scales + item];
+            uint code_at = code_base + 4 * item - 3 * part;
             for (int r = 0; r < 4; r++) {
-                precise vec4 g = word_product(codes[code_at + gate_codes + r], x) * vec4(scale_of(gate_scale, r));
+                precise vec4 g = word_product(codes[code_at + gate_codes + 8 * r], x) * vec4(scale_of(gate_scale, r));
                 acc[r] = acc[r] + g;
-                precise vec4 u = word_product(codes[code_at + up_codes + r], x) * vec4(scale_of(up_scale, r));
+                precise vec4 u = word_product(codes[code_at + up_codes + 8 * r], x) * vec4(scale_of(up_scale, r));
                 acc[r + 4] = acc[r + 4] + u;
             }
         }
@@ -77,18 +74,19 @@ void multiply(uint slot, uint row, uint block, uint part, out float gate[4], out
 }
 
 void main() {
-    uint part = gl_GlobalInvocationID.x & 1, block = gl_GlobalInvocationID.x >> 1;
-    if (block >= act_rounds * 32) return;
-    // The block's 8 rows are the columns of one word of the next product: word `block`, lane block mod 32.
-    uint act_at = (block >> 2) * 32 + part * 16 + (block & 3);
+    uint part = gl_GlobalInvocationID.x & 7, tile = gl_GlobalInvocationID.x >> 3;
+    if (tile >= act_rounds * 8) return;
+    // 8 rows, those of a pair of invocations, are the columns of one word of the next product.
+    uint word = tile * 4 + (part >> 1);
+    uint act_at = (word >> 2) * 32 + (part & 1) * 16 + (word & 3);
     uint count = table[0];
     for (uint p = gl_WorkGroupID.y; p < count; p += gl_NumWorkGroups.y) {
         float gate[4], up[4];
-        if (block < blocks) {
-            multiply(table[2 + 2 * p], table[3 + 2 * p], block, part, gate, up);
+        if (tile < tiles) {
+            multiply(table[2 + 2 * p], table[3 + 2 * p], tile, part, gate, up);
         }
         for (int r = 0; r < 4; r++) {
-            act[p * act_rounds * 256 + act_at + 4 * r] = block < blocks ? elementary_swiglu(gate[r], up[r]) : 0.0;
+            act[p * act_rounds * 256 + act_at + 4 * r] = tile < tiles ? elementary_swiglu(gate[r], up[r]) : 0.0;
         }
     }
 }

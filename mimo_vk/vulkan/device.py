@@ -32,6 +32,8 @@ class Device:
     def __init__(self, info: DeviceInfo) -> None:
         if not info.float_controls:
             raise DeviceError("it can't promise rounding to nearest and signed zeros (VK_KHR_shader_float_controls)")
+        if not info.subgroup_size:
+            raise DeviceError("its compute shaders have no subgroup broadcast")
         self.info = info
         self._trial = Trial(info.index)
         # The extension must be named, or the shaders' declarations are invalid.

@@ -12,7 +12,7 @@ from mimo_vk.formats import F32, U8
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.device import Device, DeviceError, Program, view
 from mimo_vk.vulkan.kernels import COPY, DOWN, GATE_UP
-from mimo_vk.vulkan.layout import ROUND
+from mimo_vk.vulkan.layout import ROUND, ROWS
 
 SHARED_SLAB = 256 << 20  # bytes of a slab that the host writes: its memory is taken when it is made
 OWN_SLAB = 1 << 30
@@ -47,7 +47,7 @@ class ExpertSlabs:
         self._shape = shape
         self._layout = shape.layout
         self._max_slots = max_slots
-        self._constants = {"SELECT_DECODE": select_decode}
+        self._constants = {"SELECT_DECODE": select_decode, "SHARE_LOADS": int(device.info.subgroup_size >= 8)}
         self._host = device.info.shares_memory  # slabs that the host writes straight into
         self._tracks = 1 if device.info.kind == "CPU" else TRACKS
         words = shape.max_rows * self._layout.rounds * ROUND
@@ -97,14 +97,14 @@ class ExpertSlabs:
         up = self._device.pipeline(
             GATE_UP,
             [self._table, self._x, *weights, buffers.act],
-            (layout.act_rounds * ROUND // 4 // GATE_UP.local_size, tracks, 1),
+            (layout.act_rounds * ROUND // ROWS // GATE_UP.local_size, tracks, 1),
             layout.gate_up_push(),
             self._constants,
         )
         down = self._device.pipeline(
             DOWN,
             [self._table, buffers.act, *weights, buffers.y],
-            (-(-layout.hidden // 8 // DOWN.local_size), tracks, 1),
+            (-(-layout.hidden // ROWS // DOWN.local_size), tracks, 1),
             layout.down_push(),
             self._constants,
         )

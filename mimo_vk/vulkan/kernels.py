@@ -24,14 +24,14 @@ class Kernel:
 GATE_UP = Kernel(
     "expert_gate_up_mxfp4",
     ("Table", "X", "Codes", "Scales", "Act"),
-    ("rounds", "blocks", "act_rounds", "slot_stride", "gate_codes", "up_codes", "gate_scales", "up_scales"),
-    constants=("SELECT_DECODE",),
+    ("rounds", "tiles", "act_rounds", "slot_stride", "gate_codes", "up_codes", "gate_scales", "up_scales"),
+    constants=("SELECT_DECODE", "SHARE_LOADS"),
 )
 DOWN = Kernel(
     "expert_down_mxfp4",
     ("Table", "Act", "Codes", "Scales", "Y"),
-    ("rounds", "blocks", "slot_stride", "down_codes", "down_scales"),
-    constants=("SELECT_DECODE",),
+    ("rounds", "tiles", "slot_stride", "down_codes", "down_scales"),
+    constants=("SELECT_DECODE", "SHARE_LOADS"),
 )
 COPY = Kernel("copy_items", ("Place", "Source", "Slab"), ("count",))
 PROBE = Kernel("probe", ("A", "B", "C", "Results"), ("n",))

@@ -1,9 +1,10 @@
 """How an expert lies in a slot of a slab, and a row of x beside it, so that neighbouring loads are neighbouring bytes.
 
 Units: a word is 4 bytes (8 codes), an item 16 bytes (the words of 4 neighbouring lanes, a lane quad), a round 32 words,
-one a lane (256 columns). Columns and rounds that a matrix lacks are zeros, which change no sum. A matrix [N, K] is stored as
-[block of 8 rows][lane quad in the tree's order][round][row of 8] items, its scales as [block][lane quad, same order]
-[round][row of 8] bytes; a row of x as [round][lane quad][column of the word][lane of the quad] floats.
+one a lane (256 columns). Columns and rounds that a matrix lacks are zeros, which change no sum. 8 invocations share a tile of
+32 rows, 4 rows each, so that they read neighbouring items: a matrix [N, K] is stored as [tile][lane quad in the tree's
+order][round][row of 4][invocation] items, its scales as [tile][lane quad, same order][round][invocation][row of 4] bytes; a
+row of x as [round][lane quad][column of the word][lane of the quad] floats.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from mimo_vk.formats import F32, U8, Expert, MatrixMXFP4
 
 ROUND = 256  # columns
-BLOCK = 8  # rows
+TILE = 32  # rows
+ROWS = 4  # of an invocation
 TREE_ORDER = (0, 4, 2, 6, 1, 5, 3, 7)  # so that a stack of partial sums gives the tree's order
 SLOT_ALIGN = 64
 ITEM = np.complex128  # any type of 16 bytes: numpy moves it as a whole
@@ -76,7 +78,7 @@ class SlotLayout:
         scales = self.code_bytes // 4
         return {
             "rounds": self.rounds,
-            "blocks": self.inner // BLOCK,
+            "tiles": self.inner // TILE,
             "act_rounds": self.act_rounds,
             "slot_stride": self.slot_bytes // 16,
             "gate_codes": 0,
@@ -89,7 +91,7 @@ class SlotLayout:
         """The constants of expert_down_mxfp4, by name."""
         return {
             "rounds": self.act_rounds,
-            "blocks": self.hidden // BLOCK,
+            "tiles": self.hidden // TILE,
             "slot_stride": self.slot_bytes // 16,
             "down_codes": 2 * self.gate_items,
             "down_scales": self.code_bytes // 4 + self.gate_items // 2,
@@ -118,8 +120,8 @@ class SlotLayout:
         for matrix in (expert.gate, expert.up, expert.down):
             rows, columns = matrix.shape
             count = rows * rounds_of(columns) * 8
-            interleave(_items(matrix.codes), codes[at : at + count])
-            interleave(matrix.scales, scales[at : at + count])
+            interleave(_items(matrix.codes), codes[at : at + count], (0, 3, 2, 1))
+            interleave(matrix.scales, scales[at : at + count], (0, 3, 1, 2))
             at += count
 
 
@@ -132,18 +134,23 @@ def _items(codes: U8) -> NDArray[np.complex128]:
     return codes.view(ITEM)
 
 
-def interleave(source: NDArray, out: NDArray) -> None:
-    """source [N, K/32], one element a lane quad, to the slot's order in ``out``, flat; missing quads become zeros."""
+def interleave(source: NDArray, out: NDArray, axes: tuple[int, int, int, int]) -> None:
+    """source [N, K/32], one element a lane quad, to the slot's order in ``out``, flat; missing quads become zeros.
+
+    ``axes``: the order of (tile, invocation, row, round) within a lane quad.
+    """
     rows, quads = source.shape
     rounds = -(-quads // 8)
     if quads != rounds * 8:
         padded = np.zeros((rows, rounds * 8), source.dtype)
         padded[:, :quads] = source
         source = padded
-    grouped = source.reshape(rows // BLOCK, BLOCK, rounds, 8)
-    view = out.reshape(rows // BLOCK, 8, rounds, BLOCK)
+    grouped = source.reshape(rows // TILE, TILE // ROWS, ROWS, rounds, 8)
+    flat = out.reshape(rows // TILE, 8, -1)
     for place, quad in enumerate(TREE_ORDER):
-        view[:, place] = grouped[..., quad].transpose(0, 2, 1)
+        ordered = grouped[..., quad].transpose(axes)
+        flat[:, place].reshape(ordered.shape)[...] = ordered
+    assert np.shares_memory(flat, out)
 
 
 def permute_rows(x: F32, out: F32) -> None:

@@ -39,6 +39,7 @@ class DeviceInfo:
     max_group_size: int
     push_bytes: int
     storage_buffers: int  # a shader may bind
+    subgroup_size: int  # 0 where subgroups can't broadcast in compute shaders
     float_controls: bool  # rounding to nearest and signed zeros, infinities and NaN can be asked for
     denorm_preserve: bool  # and that subnormals are kept
 

@@ -19,7 +19,8 @@ KINDS = ("other", "integrated GPU", "discrete GPU", "virtual GPU", "CPU")
 # VkStructureType
 APPLICATION, INSTANCE, QUEUE, DEVICE, ALLOCATE = 0, 1, 2, 3, 5
 PROPERTIES, MEMORY, ID, SUBALLOCATION = 1000059001, 1000059006, 1000071004, 1000168000
-DRIVER, FLOAT_CONTROLS, PCI, BUDGET = 1000196000, 1000197000, 1000212000, 1000237000
+SUBGROUP, DRIVER, FLOAT_CONTROLS, PCI, BUDGET = 1000094000, 1000196000, 1000197000, 1000212000, 1000237000
+SUBGROUP_COMPUTE, SUBGROUP_BALLOT = 0x20, 0x8
 LIMITS = 16 + 296  # of VkPhysicalDeviceLimits in VkPhysicalDeviceProperties2
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT = 1, 2, 4
 
@@ -92,8 +93,8 @@ class Loader:
         extensions = self.extensions(device)
         ids, suballocation = structure(ID, 64), structure(SUBALLOCATION, 32)
         driver, controls = structure(DRIVER, 536), structure(FLOAT_CONTROLS, 88)
-        pci = structure(PCI, 32)
-        chain = [ids, suballocation]
+        pci, subgroup = structure(PCI, 32), structure(SUBGROUP, 32)
+        chain = [ids, suballocation, subgroup]
         has_controls = "VK_KHR_shader_float_controls" in extensions
         chain += [controls] if has_controls else []
         chain += [driver] if "VK_KHR_driver_properties" in extensions else []
@@ -105,6 +106,8 @@ class Loader:
         api, driver_version, _, _, kind = words(properties, 16, 5)
         heap, free = self.memory(device, "VK_EXT_memory_budget" in extensions)
         name = f"{text(driver, 20)} {text(driver, 276)}".strip()
+        subgroup_size, stages, operations = words(subgroup, 16, 3)
+        has_ballot = stages & SUBGROUP_COMPUTE and operations & SUBGROUP_BALLOT
         return {
             "index": index,
             "name": text(properties, 36),
@@ -121,6 +124,7 @@ class Loader:
             "max_group_size": words(properties, LIMITS + 232)[0],
             "push_bytes": words(properties, LIMITS + 32)[0],
             "storage_buffers": words(properties, LIMITS + 76)[0],
+            "subgroup_size": subgroup_size if has_ballot else 0,
             "float_controls": has_controls and bool(words(controls, 28)[0]) and bool(words(controls, 64)[0]),
             "denorm_preserve": has_controls and bool(words(controls, 40)[0]),
         }

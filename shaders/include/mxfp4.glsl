@@ -1,14 +1,13 @@
-// One invocation's part of a product with an MXFP4 matrix: ROWS_PER whole rows, all 32 lanes, the tree in registers.
+// A part of a product with an MXFP4 matrix: ROWS whole rows, all 32 lanes, the tree in registers, in one invocation.
 //
-// The matrix is stored in blocks of 8 rows: [block][lane quad in the tree's order 0 4 2 6 1 5 3 7][round][row of 8], each
-// item the uvec4 of 4 neighbouring lanes' words; its scales are [block][lane quad, same order][round][8 bytes], as a block
-// of 32 columns is just one lane quad's. x is stored [round][lane quad, natural order][column of the word], each item the
-// vec4 of the same 4 lanes. A round is 32 words, one a lane: 256 columns.
-//
-// Before the include: ROWS_PER (4 or 8), and the functions
-//   uvec4 load_codes(uint at)   vec4 load_x(uint at)   uint load_scales(uint word)
+// 8 invocations share a tile of 32 rows. The matrix is stored as [tile][lane quad in the tree's order 0 4 2 6 1 5 3 7][round]
+// [row of 4][invocation], each item the uvec4 of 4 neighbouring lanes' words; its scales as [tile][lane quad, same order]
+// [round][invocation], each a uint of the 4 rows' bytes, as a block of 32 columns is just one lane quad's. x is stored
+// [round][lane quad, natural order][column of the word], each item the vec4 of the same 4 lanes. A round is 32 words, one a
+// lane: 256 columns.
 
 layout(constant_id = 0) const uint SELECT_DECODE = 0;  // 1 where unpackHalf2x16 flushes subnormal halves
+layout(constant_id = 1) const uint SHARE_LOADS = 0;    // 1 where subgroups have 8 invocations or more
 
 const uint TREE_ORDER[8] = uint[8](0, 4, 2, 6, 1, 5, 3, 7);
 
@@ -41,6 +40,22 @@ void decode(uvec4 q, out vec4 v[8]) {
         }
     }
 }
+
+// The 8 columns of 4 lanes of a row, times 2^14, which the decoded codes lack. All invocations of a group ask for the same
+// row, so 8 of a subgroup can load a column each.
+#define LOAD_X(x, rows, at)                                                         \
+    if (SHARE_LOADS != 0) {                                                         \
+        precise vec4 own = rows[(at) + (gl_SubgroupInvocationID & 7)] * 16384.0;    \
+        x[0] = subgroupBroadcast(own, 0); x[1] = subgroupBroadcast(own, 1);         \
+        x[2] = subgroupBroadcast(own, 2); x[3] = subgroupBroadcast(own, 3);         \
+        x[4] = subgroupBroadcast(own, 4); x[5] = subgroupBroadcast(own, 5);         \
+        x[6] = subgroupBroadcast(own, 6); x[7] = subgroupBroadcast(own, 7);         \
+    } else {                                                                        \
+        for (int c = 0; c < 8; c++) {                                               \
+            precise vec4 scaled = rows[(at) + c] * 16384.0;                         \
+            x[c] = scaled;                                                          \
+        }                                                                           \
+    }
 
 // One word of each of 4 lanes times x, the products added in column order.
 vec4 word_product(uvec4 q, vec4 x[8]) {
