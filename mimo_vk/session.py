@@ -86,6 +86,10 @@ class Session:
         It resumes only from a snapshot of a part before those ids, never from the live state; the last id itself is not
         processed. Errors as for ``prompt``; UsageError where ``count`` would need a prediction of the first id.
         """
+        return np.concatenate(list(self.read_out_blocks(ids, count, cancel=cancel)))
+
+    def read_out_blocks(self, ids: list[int], count: int, *, cancel: Cancel | None = None) -> Iterator[F32]:
+        """What ``read_out`` returns, block by block [n, V]: a long prompt's logits are more than memory may hold."""
         self._check(ids)
         if not 0 < count < len(ids):
             raise UsageError(
@@ -93,10 +97,10 @@ class Session:
             )
         first = len(ids) - count  # the position of the first id to be predicted
         self._resume(ids[:first], live=False)
-        rows = [self._last] if self._last is not None and self._cache.length == first else []
+        if self._last is not None and self._cache.length == first:
+            yield self._last
         self._read(ids[: first - 1], False, None, cancel)
-        rows += self._read(ids[:-1], True, None, cancel)
-        return np.concatenate(rows)
+        yield from self._blocks(ids[:-1], True, None, cancel)
 
     def read_options(self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None) -> list[F64]:
         """For each option the log-probabilities [len(option)] of its ids, read as what follows the prompt ``ids``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class CompletionText:
     """The text of one completion: all that was generated, control tokens too; after the prompt's own, if echoed."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
         self._stream: TextStream = tokenizer.stream(keep_special=True)
         self._filter = StopFilter(stops)
         self._entries = Released()
@@ -54,30 +56,36 @@ class CompletionText:
 
     def echo(self, token: int, entry: TokenLogprob | None) -> Piece:
         """A token of the prompt: it stops nothing."""
-        offset = self._length
-        text = self._stream.push(token)
-        self._length += len(text)
+        text, offset = self._pushed(token)
         self._echoed = self._length
         return Piece(text, () if entry is None else ((offset, entry),))
 
     def push(self, token: int, entry: TokenLogprob | None) -> Piece:
         """A generated token."""
+        text, offset = self._pushed(token)
         if entry is not None:
-            self._entries.add(self._length, entry)
-        return self._shown(self._filter.push(self._grown(self._stream.push(token))))
+            self._entries.add(offset, entry)
+        return self._shown(self._filter.push(text))
 
     def finish(self) -> Piece:
         """The end: what was held back."""
         if self.stopped:
             return Piece("")
-        text = self._filter.push(self._grown(self._stream.flush()))
+        text = self._filter.push(self._stream.flush())
         if self.stopped:
             return self._shown(text)
         return Piece(text + self._filter.flush(), tuple(self._entries.before(None)))
 
-    def _grown(self, text: str) -> str:
+    def _pushed(self, token: int) -> tuple[str, int]:
+        """The text that a token brings out, and where the token's own begins: behind the signs that stand for bytes
+        before it which make no character; a character's later parts begin where it does."""
+        before, text = self._length, self._stream.push(token)
         self._length += len(text)
-        return text
+        data = self._tokenizer.token_bytes(token)
+        if not data or 0x80 <= data[0] < 0xC0:
+            return text, before
+        own = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+        return text, self._length - len(own)
 
     def _shown(self, text: str) -> Piece:
         return Piece(text, tuple(self._entries.before(self._echoed + self._filter.released)))

@@ -11,20 +11,16 @@ from mimo_vk.errors import MimoError, UsageError
 class QueueFull(MimoError):
     """More requests wait than the server takes."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        super().__init__(f"{limit} requests are waiting already: try again later")
-
 
 class Unavailable(MimoError):
     """No model to ask: it is being loaded, its process has died, or the server is stopping."""
 
 
 class InternalError(MimoError):
-    """A bug of ours in the model process; its text stays in the server's log."""
+    """A bug of ours; its text stays in the server's log."""
 
-    def __init__(self) -> None:
-        super().__init__("internal error: the server's log has the details")
+
+INTERNAL = "internal error: the server's log has the details"
 
 
 class ApiError(MimoError):
@@ -42,6 +38,14 @@ class ApiError(MimoError):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Jobs may raise it in the model's process: plain pickling would lose the named arguments."""
+        return _rebuilt, (self.status, self.message, self.param, self.code, self.headers)
+
+
+def _rebuilt(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers)
 
 
 def bad_request(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
@@ -75,4 +79,4 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), code="unavailable", headers={"Retry-After": "5"})
     if isinstance(error, UsageError):
         return ApiError(400, str(error), code="invalid_value")
-    return ApiError(500, str(InternalError()), code="internal_error")
+    return ApiError(500, INTERNAL, code="internal_error")

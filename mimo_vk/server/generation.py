@@ -193,7 +193,7 @@ class _Completion:
     def _prompt_rows(self) -> Iterator[Any]:
         """Logits that predict the prompt's second id and those behind it, in blocks [n, V]."""
         if len(self.ids) > 1:
-            yield self.session.read_out(self.ids, len(self.ids) - 1, cancel=self.cancel)
+            yield from self.session.read_out_blocks(self.ids, len(self.ids) - 1, cancel=self.cancel)
         self._note_cached()
 
     def _begun(self) -> None:

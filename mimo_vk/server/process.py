@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from mimo_vk.cli import start_log
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError
 from mimo_vk.progress import Progress
-from mimo_vk.server.errors import InternalError
+from mimo_vk.server.errors import INTERNAL, InternalError
 from mimo_vk.server.jobs import Job
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
@@ -104,11 +105,19 @@ def _run(
 
 
 def _for_the_caller(error: Exception) -> MimoError:
-    """An error that can be shown; the text of any other goes to the log only."""
-    if isinstance(error, MimoError):
+    """An error that can be shown and sent; the text of any other goes to the log only."""
+    if isinstance(error, MimoError) and _can_be_sent(error):
         return error
     log.error("in the model's process: %s", error, exc_info=error)
-    return InternalError()
+    return InternalError(INTERNAL)
+
+
+def _can_be_sent(value: object) -> bool:
+    """Whether the server's process gets the value as it is."""
+    try:
+        return type(pickle.loads(pickle.dumps(value))) is type(value)
+    except Exception:
+        return False
 
 
 def _send(pipe: Connection, message: object) -> None:

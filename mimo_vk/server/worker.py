@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from mimo_vk.errors import MimoError
 from mimo_vk.server import process
-from mimo_vk.server.errors import InternalError, QueueFull, Unavailable
+from mimo_vk.server.errors import INTERNAL, InternalError, QueueFull, Unavailable
 from mimo_vk.server.jobs import Job
 from mimo_vk.settings import Settings
 
@@ -121,7 +121,7 @@ class Worker:
         if refused:
             raise Unavailable(refused)
         if len(self._waiting) >= self.queue_limit:
-            raise QueueFull(self.queue_limit)
+            raise QueueFull(f"{self.queue_limit} requests are waiting already: try again later")
         self._number += 1
         task = Task(self, self._number, job)
         self._waiting.append(task)
@@ -201,6 +201,7 @@ class Worker:
             log.error("the model could not be opened again: %s", error)
 
     def _on_death(self) -> None:
+        self._process.kill()  # it has gone, or can't be understood any more
         self._process.join()
         code = self._process.exitcode
         if self._loaded is not None and not self._loaded.done():
@@ -233,7 +234,7 @@ class Worker:
             except Exception as error:  # a job that can't be pickled is a bug of its route
                 log.error("a job could not be sent: %s", error, exc_info=error)
                 self._running = None
-                task.end(None, InternalError())
+                task.end(None, InternalError(INTERNAL))
 
     def _cancel(self, task: Task) -> None:
         if task is self._running:
@@ -264,9 +265,13 @@ def _listen(pipe: Connection, loop: asyncio.AbstractEventLoop, on_message: Any) 
             try:
                 message = pipe.recv()
             except (EOFError, OSError):
-                loop.call_soon_threadsafe(on_message, pipe, None)
-                return
+                break
+            except Exception as error:  # what follows could not be told apart any more
+                log.error("a message of the model's process could not be read: %s", error, exc_info=error)
+                pipe.close()
+                break
             loop.call_soon_threadsafe(on_message, pipe, message)
+        loop.call_soon_threadsafe(on_message, pipe, None)
 
 
 def _end(child: Any) -> None:
