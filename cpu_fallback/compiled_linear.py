@@ -41,10 +41,10 @@ from cpu_fallback.vector_kernels import (
 )
 
 BLOCK_ROWS = 32  # stored rows whose sums are finished together, all groups of lanes one after the other
-DIRECT_ROWS = 8  # stored rows that share the loads of x
+DIRECT_ROWS = 4  # stored rows that share the loads of x; more would meet in the same few sets of the first-level cache
 DECODED_ROWS, DECODED_STEPS = 8, 4  # decoded at once: 10 KiB, which stay in a core's first-level cache
 X_LIMIT = 64  # rows of x in a block
-FEW = 3  # rows of x up to which decoding in registers is faster
+FEW = tuple(7 if layout.g <= 2 else 3 for layout in LAYOUTS.values())  # rows of x up to which ``direct`` is faster
 ALL_GROUPS_LIMIT = 16  # rows of x whose lane sums, all groups, fit a core's first-level cache
 SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more than it saves
 
@@ -126,8 +126,9 @@ def multiply_few(kernels, fmt, columns, count, pointers, x, offsets, acc):  # ty
     start, acc_row = x.ctypes.data, n * ROUND_BYTES
     for j in range(0, count, DIRECT_ROWS):
         rows = min(DIRECT_ROWS, count - j)
-        for m in range(0, n, 2):
-            width = min(2, n - m)
+        m = 0
+        while m < n:
+            width = 4 if n - m >= 4 else min(2, n - m)
             at = offsets[m:].ctypes.data
             sums = acc.ctypes.data + (j * n + m) * ROUND_BYTES
             words, scales = pointers[0, j:].ctypes.data, pointers[1, j:].ctypes.data
@@ -136,6 +137,7 @@ def multiply_few(kernels, fmt, columns, count, pointers, x, offsets, acc):  # ty
                 tail = start + full * x_step
                 words, scales = pointers[2, j:].ctypes.data, pointers[3, j:].ctypes.data
                 direct(kernels, fmt, width, words, scales, rows, 0, 1, tail, x_step, x_group, at, sums, acc_row)
+            m += width
 
 
 @jit()
@@ -170,9 +172,9 @@ def multiply_group(kernels, fmt, columns, q, j, rows, first, pointers, x, offset
 
 @jit()
 def multiply_many(kernels, fmt, columns, count, pointers, x, offsets, acc, scratch):  # type: ignore[no-untyped-def]
-    """Lane sums [group of lanes][32 rows][n][8] of ``count`` rows times n = len(offsets) rows of x.
+    """Lane sums [group][32 rows][n][8] of ``count`` rows times n = len(offsets) rows of x.
 
-    With few rows of x, reading the codes costs most: all groups of a few steps while those are in the first-level cache.
+    With few rows of x, reading the codes costs most: all groups of a few steps while those are in the nearest cache.
     With many, x and the sums do: one group of all steps, so that its sums stay there.
     """
     n = len(offsets)
@@ -225,7 +227,7 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
     pointers = np.empty((4, BLOCK_ROWS), np.int64)  # codes and scales of the rows, then those of their tails
     tail = np.empty((BLOCK_ROWS, CODE_BYTES[fmt] + SCALE_BYTES[fmt] if columns % STEP else 0), np.uint8)
     acc = np.empty(BLOCK_ROWS * most * LANES, np.float32)
-    scratch = np.empty(DECODED_STEPS * DECODED_ROWS * SCRATCH_BYTES if most > FEW else 0, np.uint8)
+    scratch = np.empty(DECODED_STEPS * DECODED_ROWS * SCRATCH_BYTES if most > FEW[fmt] else 0, np.uint8)
     results = np.empty((2, most, BLOCK_ROWS), np.float32)
     for e in range(len(table)):
         entry = table[e]
@@ -240,7 +242,7 @@ def work(part, parts, kernels, fmt, columns, table, edges, offsets, x, out):  # 
                     if columns % STEP:
                         copy_tails(fmt, columns, count, pointers[0], pointers[1], tail, pointers[2], pointers[3])
                     rows = offsets[begin : begin + n]
-                    if n <= FEW:
+                    if n <= FEW[fmt]:
                         multiply_few(kernels, fmt, columns, count, pointers, x, rows, acc)
                         finish(fmt, count, n, pointers[1], acc, ROUND_BYTES, GROUP_BYTES, results[second])
                     else:

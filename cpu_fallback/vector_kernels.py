@@ -1,7 +1,7 @@
 """The kernels of the matrix products, emitted as LLVM functions, and the numba intrinsics that call them.
 
 All work on steps of 256 columns and on rows given by address, and keep the order of ``mimo_vk/ops.py``. ``direct``
-decodes in registers, for one or two rows of x. For more, ``decode`` writes stored rows as floats to a small scratch and
+decodes in registers, for a few rows of x. For more, ``decode`` writes stored rows as floats to a small scratch and
 ``tile`` multiplies them with up to four rows of x. As lanes meet only in the final tree, those two work on one group of
 8 lanes at a time: its lane sums stay in the first-level cache, and its part of x in the second.
 
@@ -24,6 +24,7 @@ from cpu_fallback.jit import jit
 from cpu_fallback.vector_decode import (
     COLUMNS,
     DECODERS,
+    FORMAT_FP8_FOLDED,
     GROUPS,
     LANES,
     LAYOUTS,
@@ -55,7 +56,7 @@ GROUP_BYTES = 4 * WIDTH  # the same of one group of lanes
 X_STEP_BYTES = COLUMNS * GROUP_BYTES  # one group's part of a step of a row of x
 SCRATCH_BYTES = X_STEP_BYTES + 2 * GROUP_BYTES  # the same of a decoded row, then the scales of its words (two at most)
 TOGETHER = 2  # groups of lanes whose instructions ``direct`` interleaves
-DIRECT_COUNTS = (1, 2)  # rows of x that ``direct`` takes
+DIRECT_COUNTS = (1, 2, 4)  # rows of x that ``direct`` takes; 4 where decoding costs next to nothing
 PAIR = 2  # decoded rows in a tile
 TILE_ROWS = (1, 2, 4)  # rows of x in a tile
 
@@ -216,13 +217,20 @@ TILE = DECODE + FORMATS
 KERNELS = TILE + len(KINDS) * (max(TILE_ROWS) + 1)
 
 
+def direct_counts(fmt: int) -> tuple[int, ...]:
+    """The rows of x that the format's ``direct`` kernels take."""
+    if fmt == FORMAT_FP8_FOLDED:
+        return (1,)
+    return DIRECT_COUNTS if LAYOUTS[fmt].g <= 2 else (1, 2)
+
+
 def emit_all(module: Any) -> dict[int, Value]:
     """Every kernel as a function of the module, by its place in the table of addresses.
 
     ``direct`` (by rows of x and format) of words, scales, rows, first, steps, x, x_step, x_group, x_offsets, acc,
-    acc_row: steps first..first+steps of ``rows`` stored rows times one or two rows of x. words and scales are addresses of tables
-    of row addresses, x that of the permuted x, its steps x_step and its groups x_group bytes apart, x_offsets that of a
-    table of the rows' offsets in a step; acc [rows][acc_row bytes: row of x][32] lane sums.
+    acc_row: steps first..first+steps of ``rows`` stored rows times some rows of x. words and scales are addresses of
+    tables of row addresses, x that of the permuted x, its steps x_step and its groups x_group bytes apart, x_offsets
+    that of a table of the rows' offsets in a step; acc [rows][acc_row bytes: row of x][32] lane sums.
 
     ``decode`` (by format) of words, scales, rows, first, steps, group, scratch: one group of lanes of those steps as
     floats and scales, to scratch [steps][rows][SCRATCH_BYTES].
@@ -233,10 +241,11 @@ def emit_all(module: Any) -> dict[int, Value]:
     """
     kernels = {}
     for f in LAYOUTS:
-        for n in DIRECT_COUNTS:
-            place = (n - 1) * FORMATS + f
+        for n in direct_counts(f):
+            place = DIRECT_COUNTS.index(n) * FORMATS + f
             kernels[place] = function(module, f"mimo_direct_{f}_{n}", 11, emit_direct(f, n))
-        kernels[DECODE + f] = function(module, f"mimo_decode_{f}", 7, emit_decode(f))
+        if f != FORMAT_FP8_FOLDED:
+            kernels[DECODE + f] = function(module, f"mimo_decode_{f}", 7, emit_decode(f))
     for kind, (g, scaled) in KINDS.items():
         for m in TILE_ROWS:
             place = TILE + kind * (max(TILE_ROWS) + 1) + m
@@ -284,13 +293,11 @@ def call(arguments: int, index: Callable[[Builder, Sequence[Value]], Value]) -> 
 
 
 @intrinsic
-def direct(
-    typingctx, table, fmt, count, words, scales, rows, first, steps, x, x_step, x_group, x_offsets, acc, acc_row
-):  # type: ignore[no-untyped-def]
-    """Call that kernel; see emit_all. ``table`` is the address of the table of addresses; ``count`` is 1 or 2."""
+def direct(typingctx, table, fmt, n, words, scales, rows, first, steps, x, x_step, x_group, x_at, acc, acc_row):  # type: ignore[no-untyped-def]
+    """Call that kernel; see emit_all. ``table`` is the address of the table of addresses; ``n`` is in direct_counts."""
 
     def index(b: Builder, args: Sequence[Value]) -> Value:
-        return b.add(b.mul(b.sub(args[2], const(1)), const(FORMATS)), args[1])
+        return b.add(b.mul(b.lshr(args[2], const(1)), const(FORMATS)), args[1])
 
     return types.void(*[types.int64] * 14), call(11, index)
 
