@@ -144,6 +144,13 @@ class ExpertSlabs:
             slab.programs[which].run()
             y[first:last] = view(buffers.y)[: count * hidden].reshape(count, hidden)
 
+    def warm_up(self) -> None:
+        """Run each program once without a pair: drivers compile at the first run."""
+        view(self._table)[0] = 0
+        for slab in self._slabs:
+            for program in slab.programs:
+                program.run()
+
     def _by_slab(self, pairs: NDArray[np.uint32]) -> Iterator[tuple[Slab, int, int]]:
         slots = pairs[:, 0]
         first = 0

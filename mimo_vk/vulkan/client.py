@@ -1,0 +1,172 @@
+"""The program's end of the device process: start it, send it work, and learn of its death as an event.
+
+Every trouble (a driver that crashes, a lost device, a killed process, an answer that never comes) is one TierGone; from
+then on the client is closed and ``gone`` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimo_vk.errors import MimoError
+from mimo_vk.formats import F32, Expert
+from mimo_vk.vulkan.arena import Arena, TierShape
+from mimo_vk.vulkan.layout import permute_rows
+from mimo_vk.vulkan.listing import ROOT, DeviceInfo
+from mimo_vk.vulkan.messages import Message, receive, send
+
+START_SECONDS = 120.0  # until the process is ready: a driver may compile
+ANSWER_SECONDS = 60.0  # a device that works longer on one step hangs
+END_SECONDS = 5.0
+
+START = """
+import sys
+sys.path.insert(0, {root!r})
+from mimo_vk.vulkan.worker import main
+main({connection}, {arena}, {info!r}, {shape!r}, {slots})
+"""
+
+
+class TierGone(MimoError):
+    """The device process can't be used any more."""
+
+
+class DeviceClient:
+    """One device process. Not for two threads at once; one step may be under way, and any number of uploads."""
+
+    def __init__(self, info: DeviceInfo, shape: TierShape, max_slots: int) -> None:
+        """Start the process; ``wait_ready`` before anything else is asked of it."""
+        self.info = info
+        self.shape = shape
+        self.max_slots = max_slots
+        self.slots = 0
+        self.gone = ""  # why, once it is
+        self.step_seconds = 0.0  # that the device process worked on steps
+        self.arena = Arena(shape)
+        self._free = deque(range(shape.staging))
+        self._asked: deque[tuple[str, int]] = deque()  # what is unanswered: kind, staging place
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = START.format(
+            root=ROOT, connection=theirs.fileno(), arena=self.arena.fd, info=info.as_json(), shape=shape.as_json(),
+            slots=max_slots,
+        )  # fmt: skip
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.arena.fd)
+            )
+        self.pid = self._process.pid
+
+    def wait_ready(self) -> int:
+        """Wait until the first slab is there; the number of its slots. Errors: TierGone."""
+        self._asked.append(("ready", 0))
+        self._drain("ready", START_SECONDS)
+        return self.slots
+
+    def grow(self) -> int:
+        """Ask for one more slab, and wait; how many slots there are then. Errors: TierGone."""
+        self._ask("grow", ["grow"])
+        self._drain("grow", ANSWER_SECONDS)
+        return self.slots
+
+    @property
+    def can_upload(self) -> bool:
+        """Whether an upload would not have to wait."""
+        if not self._free and not self.gone:
+            with contextlib.suppress(BlockingIOError):
+                while self._asked:
+                    self._take(0.0)
+        return bool(self._free) and not self.gone
+
+    def upload(self, expert: Expert, slot: int) -> None:
+        """Send an expert to a slot. It is copied at once, and later steps find it. Only when ``can_upload``."""
+        place = self._free.popleft()
+        self.shape.layout.store(expert, self.arena.staging[place])
+        self._ask("upload", ["upload", slot, place], place)
+
+    def start_step(self, x: F32, pairs: NDArray[np.uint32]) -> None:
+        """Begin y[p] = expert in slot pairs[p, 0] times row pairs[p, 1] of x [rows, hidden]; slots non-decreasing."""
+        permute_rows(x, self.arena.x[: len(x)])
+        self.arena.pairs[: len(pairs)] = pairs
+        self._ask("step", ["step", len(x), len(pairs)])
+
+    def finish_step(self, count: int) -> F32:
+        """Wait for the step's results [count, hidden], valid until the next step. Errors: TierGone."""
+        self._drain("step", ANSWER_SECONDS)
+        return self.arena.y[:count]
+
+    def _ask(self, kind: str, message: Message, place: int = 0) -> None:
+        if self.gone:
+            raise TierGone(self.gone)
+        try:
+            self._connection.setblocking(True)
+            send(self._connection, message)
+        except OSError:
+            self._end("it ended by itself")
+        self._asked.append((kind, place))
+
+    def _drain(self, kind: str, seconds: float) -> None:
+        """Take answers until the last one of a kind has come."""
+        while any(asked == kind for asked, _ in self._asked):
+            self._take(seconds)
+        if self.gone:
+            raise TierGone(self.gone)
+
+    def _take(self, seconds: float) -> None:
+        """Take one answer; BlockingIOError where there is none and ``seconds`` is 0."""
+        self._connection.settimeout(seconds)
+        try:
+            message = receive(self._connection)
+        except BlockingIOError:
+            raise
+        except TimeoutError:
+            self._end(f"no answer in {seconds:.0f} s")
+        except OSError:
+            message = None
+        if message is None:
+            self._end(self._how_it_ended())
+        if message[0] == "failed":
+            self._end(str(message[1]))
+        kind, place = self._asked.popleft()
+        if kind == "upload":
+            self._free.append(place)
+        elif kind == "step":
+            self.step_seconds += message[1]
+        else:
+            self.slots = message[1]
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(END_SECONDS)
+            return f"its process was ended by signal {-status}" if status < 0 else f"its process ended with {status}"
+        return "its process closed the connection"
+
+    def _end(self, why: str) -> NoReturn:
+        self.gone = why
+        self.close()
+        raise TierGone(why)
+
+    def close(self) -> None:
+        """End the process, also in the middle of its work, and wait until it is gone."""
+        self.gone = self.gone or "closed"
+        self._asked.clear()
+        self._connection.close()
+        self.arena.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> DeviceClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
