@@ -49,11 +49,12 @@ class Plan:
     dense_bits: int
     cap: int
     ram_bytes: int | None  # the limit the cap was chosen by; None: there was none
+    tier: int = 0  # of this machine's memory: the device process, and its experts where the device shares the memory
 
     @property
     def fixed_bytes(self) -> int:
         """All but the expert cache."""
-        return sum(self.dense.values()) + self.kv_full + self.kv_rings + self.scratch + self.runtime
+        return sum(self.dense.values()) + self.kv_full + self.kv_rings + self.scratch + self.runtime + self.tier
 
     @property
     def slot_bytes_all_layers(self) -> int:
@@ -205,7 +206,8 @@ def settings_plan(config: Config, settings: Settings, num_tensors: int = 0) -> P
     )
 
 
-def plan_for(checkpoint: Checkpoint, config: Config, settings: Settings) -> Plan:
-    """The plan by the settings. Errors: UsageError where the model doesn't fit."""
+def plan_for(checkpoint: Checkpoint, config: Config, settings: Settings, tier: int = 0) -> Plan:
+    """The plan by the settings, with ``tier`` bytes taken for the device. Errors: UsageError if it doesn't fit."""
     limit, source = memory_limit(settings)
-    return fit(settings_plan(config, settings, len(checkpoint.tensors)), limit, settings.cap, source)
+    least = replace(settings_plan(config, settings, len(checkpoint.tensors)), tier=tier)
+    return fit(least, limit, settings.cap, source)

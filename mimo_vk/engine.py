@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,8 @@ from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
 from mimo_vk.tokenizer import Tokenizer
+from mimo_vk.vulkan.setup import open_tier, plan_tier, refuse_dense
+from mimo_vk.vulkan.tiered_experts import TieredExperts
 from mimo_vk.weights import load_weights
 
 log = logging.getLogger("mimo_vk")
@@ -34,6 +37,7 @@ class Engine:
 
     def __init__(self, settings: Settings, progress: LoadProgress | None = None) -> None:
         began = time.perf_counter()
+        refuse_dense(settings)
         self.settings = settings
         self.stats = Stats()
         self.model_dir = settings.model or shipped_model()
@@ -45,13 +49,20 @@ class Engine:
         self.ctx = min(settings.ctx, self.config.max_position_embeddings)
         self.chunk = min(settings.chunk, self.ctx)
         checkpoint = Checkpoint.open(self.model_dir, settings.dirs)
-        self.plan: Plan = plan_for(checkpoint, self.config, settings)
-        weights = load_weights(checkpoint, self.config, settings.dense_bits, progress, settings.threads)
+        tier_plan, line = plan_tier(settings, self.config, self.chunk)
+        self.notices = [line] if line else []  # about the device, for the user
+        self.plan: Plan = plan_for(checkpoint, self.config, settings, tier_plan.ram_bytes if tier_plan else 0)
+        with ExitStack() as undo:  # the device process starts while the weights load
+            client = undo.enter_context(tier_plan.start()) if tier_plan else None
+            weights = load_weights(checkpoint, self.config, settings.dense_bits, progress, settings.threads)
+            self.tier = open_tier(client, self.config, settings.tier_rate, self.notices) if client else None
+            undo.pop_all()
         self.tokenizer, self.template = _text_tools(self.model_dir)
         self._ops = make_ops(settings.backend, settings.threads)
         timed = cast(Ops, TimedOps(self._ops, self.stats))
         self.cache = ExpertCache(weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct)
-        self.model = Model(weights, timed, CachedExperts(timed, self.cache))
+        experts = TieredExperts(timed, self.cache, self.tier) if self.tier else CachedExperts(timed, self.cache)
+        self.model = Model(weights, timed, experts)
         self._head = Model(weights, self._ops, self.model.experts)
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
@@ -89,10 +100,14 @@ class Engine:
         self.stats.expert_hits, self.stats.expert_misses = cache.hits, cache.misses
         self.stats.bytes_read = cache.bytes_read
         self.stats.parts["disk"] = cache.wait_seconds
+        if self.tier is not None:
+            self.tier.count(self.stats)
         return self.stats
 
     def close(self) -> None:
-        """Stop the readers and let go of the cache's memory."""
+        """End the device process and the readers, and let go of the cache's memory."""
+        if self.tier is not None:
+            self.tier.close()
         self.cache.close()
 
     def __enter__(self) -> Engine:

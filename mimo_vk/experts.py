@@ -70,6 +70,13 @@ class ExpertCache:
         """The experts of a layer that a lease would find in memory."""
         return set(self._layers[layer].entries)
 
+    def drop(self, layer: int, expert: int) -> None:
+        """Forget one expert, if it's there: it lives elsewhere now, and its slot is free for another."""
+        assert not self._leased, "a lease is open"
+        held = self._layers[layer]
+        if expert in held.entries:
+            held.free.append(held.entries.pop(expert)[0])
+
     def reset_stats(self) -> None:
         """Start counting from zero, in the same ``stats`` object."""
         for layer in self._layers.values():

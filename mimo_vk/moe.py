@@ -21,13 +21,21 @@ class CachedExperts:
     def __call__(self, layer: int, x: F32, ids: Index, weights: F32) -> F32:
         """x [n, H], ids and weights [n, k] to the weighted sums [n, H]."""
         n, k = ids.shape
-        pairs = _Pairs(ids)
+        pairs = Pairs(ids)
         y = np.empty((n * k, x.shape[1]), dtype=np.float32)
-        for group in self._groups(layer, pairs.experts):
+        self._compute_all(layer, pairs.experts, pairs, x, y)
+        return self._ops.weighted_sum(y.reshape(n, k, -1), weights)
+
+    def _compute_all(self, layer: int, experts: list[int], pairs: Pairs, x: F32, y: F32) -> None:
+        """Fill the rows of y [n*k, H] of every pair that chose one of ``experts``."""
+        for group in self._groups(layer, experts) if experts else ():
             with self._cache.lease(layer, group) as arriving:
                 for batch in arriving:
                     self._compute(batch, pairs, x, y)
-        return self._ops.weighted_sum(y.reshape(n, k, -1), weights)
+                    self._computed(layer, batch)
+
+    def _computed(self, layer: int, batch: Sequence[tuple[int, Expert]]) -> None:
+        """Called with experts that were just computed, while they are still leased."""
 
     def _groups(self, layer: int, experts: list[int]) -> list[list[int]]:
         """The experts in groups that fit the cache; those it holds come first, before a miss can push them out."""
@@ -38,7 +46,7 @@ class CachedExperts:
         ordered = sorted(experts, key=lambda expert: expert not in held)
         return [ordered[i : i + cap] for i in range(0, len(ordered), cap)]
 
-    def _compute(self, batch: Sequence[tuple[int, Expert]], pairs: _Pairs, x: F32, y: F32) -> None:
+    def _compute(self, batch: Sequence[tuple[int, Expert]], pairs: Pairs, x: F32, y: F32) -> None:
         at = [pairs.of(expert) for expert, _ in batch]
         flat = np.concatenate(at)
         expert_of = np.repeat(np.arange(len(batch), dtype=np.int32), [len(rows) for rows in at])
@@ -48,7 +56,7 @@ class CachedExperts:
         y[flat] = self._ops.expert_down(experts, expert_of, act)
 
 
-class _Pairs:
+class Pairs:
     """The (row, choice) pairs of a block, flat index row*k + choice, grouped by expert."""
 
     def __init__(self, ids: Index) -> None:

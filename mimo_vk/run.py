@@ -35,6 +35,8 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     ngen = read_ngen(args.ngen)
     ids = None if args.ids is None else read_ids(args.ids)
     with NpyFile(args.dump_logits) as dump, Progress() as progress, Engine.open(settings, progress) as engine:
+        for notice in engine.notices:
+            print(f"mimo-vk: {notice}", file=sys.stderr)
         for warning in engine.warnings:
             print(f"mimo-vk: warning: {warning}", file=sys.stderr)
         ids = prompt_ids(engine, args, settings.think) if ids is None else ids

@@ -34,6 +34,10 @@ class Stats:
     expert_hits: int = 0
     expert_misses: int = 0
     bytes_read: int = 0
+    tier_slots: int | None = None  # experts that the device can hold; None without a device, 0 once it is lost
+    tier_resident: int = 0
+    tier_hits: int = 0  # experts that a forward pass used on the device
+    tier_uploads: int = 0
 
     def add(self, part: str, seconds: float) -> None:
         """Count ``seconds`` under a part of a step."""
@@ -54,12 +58,20 @@ class Stats:
         parts = ", ".join(
             f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1])
         )
+        tier = [] if self.tier_slots is None else [self._tier_line()]
         return [
             _phase("prompt", self.prefill_tokens, self.prefill_seconds) + f", {self.reused_tokens} tokens reused",
             _phase("answer", self.decode_tokens, self.decode_seconds),
             f"experts in RAM: {share} of {reads}; read {self.bytes_read / 1e9:.2f} GB from disk",
+            *tier,
             f"time {busy:.2f} s: {parts}" if parts else f"time {busy:.2f} s",
         ]
+
+    def _tier_line(self) -> str:
+        used = self.tier_hits + self.expert_hits + self.expert_misses
+        share = f"{self.tier_hits / used:.1%}" if used else "none asked"
+        holds = "lost" if self.tier_slots == 0 else f"holds {self.tier_resident} of {self.tier_slots} experts"
+        return f"device: {holds}, {self.tier_uploads} sent; computed {share} of {used}"
 
 
 def rate(tokens: int, seconds: float) -> float | None:

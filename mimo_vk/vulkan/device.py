@@ -80,7 +80,7 @@ class Device:
     ) -> Pipeline:
         """A kernel bound to its tensors (in the order of its bindings), with its fixed group counts and constants."""
         constants = constants or {}
-        assert len(tensors) == len(kernel.bindings), f"{kernel.name}: {len(tensors)} tensors, {kernel.bindings} expected"
+        assert len(tensors) == len(kernel.bindings), (kernel.name, len(tensors), kernel.bindings)
         assert tuple(push) == kernel.push, (kernel.name, tuple(push), kernel.push)
         assert tuple(constants) == kernel.constants, (kernel.name, tuple(constants), kernel.constants)
         info = self.info
@@ -122,8 +122,8 @@ class Pipeline:
 class Program:
     """Dispatches recorded once, in order, and run any number of times.
 
-    **The ordering rule.** kp records no barrier between two dispatches, and its barriers cover shader reads only. Hence in
-    one program a tensor is written by one dispatch at most, and not after another has read it; and what a dispatch
+    **The ordering rule.** kp records no barrier between two dispatches, and its barriers cover shader reads only. Hence
+    in one program a tensor is written by one dispatch at most, and not after another has read it; and what a dispatch
     writes is a ``device`` tensor that is copied to its staging side at once (OpTensorSyncLocal): that records the
     write's barrier, and the next dispatch the other half. The copy takes the whole tensor: activations, never weights.
     A ``storage`` tensor may be written by the last dispatch alone: nothing reads it before the next run.
@@ -140,7 +140,7 @@ class Program:
         assert not self._sealed, "nothing may follow a dispatch that wrote storage"
         assert writes and all(_among(tensor, pipeline.tensors) for tensor in writes), pipeline.kernel.name
         for tensor in writes:
-            assert not _among(tensor, self._written), f"{pipeline.kernel.name}: a tensor is written twice in one program"
+            assert not _among(tensor, self._written), f"{pipeline.kernel.name}: a tensor is written twice"
             assert not _among(tensor, self._read), f"{pipeline.kernel.name}: a tensor is written after it was read"
         self._sequence.record(kp.OpAlgoDispatch(pipeline.algorithm))
         self._read += [tensor for tensor in pipeline.tensors if not _among(tensor, writes)]

@@ -1,4 +1,4 @@
-"""A typed row per shader: its bindings in order, its push constants in order, its group size. A test reads the GLSL too."""
+"""A typed row per shader: bindings and push constants in order, group size. A test holds each to its GLSL."""
 
 from __future__ import annotations
 

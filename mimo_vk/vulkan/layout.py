@@ -1,10 +1,10 @@
 """How an expert lies in a slot of a slab, and a row of x beside it, so that neighbouring loads are neighbouring bytes.
 
 Units: a word is 4 bytes (8 codes), an item 16 bytes (the words of 4 neighbouring lanes, a lane quad), a round 32 words,
-one a lane (256 columns). Columns and rounds that a matrix lacks are zeros, which change no sum. 8 invocations share a tile of
-32 rows, 4 rows each, so that they read neighbouring items: a matrix [N, K] is stored as [tile][lane quad in the tree's
-order][round][row of 4][invocation] items, its scales as [tile][lane quad, same order][round][invocation][row of 4] bytes; a
-row of x as [round][lane quad][column of the word][lane of the quad] floats.
+one a lane (256 columns). Columns and rounds that a matrix lacks are zeros, which change no sum. 8 invocations share a
+tile of 32 rows, 4 rows each, so that they read neighbouring items: a matrix [N, K] is stored as [tile][lane quad in the
+tree's order][round][row of 4][invocation] items, its scales as [tile][lane quad, same order][round][invocation][row of
+4] bytes; a row of x as [round][lane quad][column of the word][lane of the quad] floats.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ vulkan_core.h on 64-bit machines; a test compares what is read here with vulkani
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import struct
 import sys
@@ -99,7 +100,7 @@ class Loader:
         chain += [controls] if has_controls else []
         chain += [driver] if "VK_KHR_driver_properties" in extensions else []
         chain += [pci] if "VK_EXT_pci_bus_info" in extensions else []
-        for one, following in zip(chain, chain[1:], strict=False):
+        for one, following in itertools.pairwise(chain):
             struct.pack_into("=Q", one, 8, ctypes.addressof(following))
         properties = structure(PROPERTIES, 16 + 824, chain[0])
         self.library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(device), properties)
@@ -171,7 +172,7 @@ class Trial:
         Loader.check(create(ctypes.c_void_p(self._physical), info, None, ctypes.byref(self._device)), "vkCreateDevice")
 
     def fits(self, nbytes: int, host: bool) -> bool:
-        """Whether ``nbytes`` of device-local (``host``: host-visible, coherent) memory can be had; it is freed again."""
+        """Whether ``nbytes`` of device-local (``host``: host-visible) memory can be had; it is freed again."""
         library = self._loader.library
         flags = HOST_VISIBLE | HOST_COHERENT if host else DEVICE_LOCAL
         info = structure(ALLOCATE, 32)

@@ -1,7 +1,7 @@
-"""What the program and its device process say to each other: small JSON lists, one a packet; bulk goes through the arena.
+"""What the program and its device process say to each other: JSON lists, one a packet; bulk goes through the arena.
 
 The program sends ``["grow"]``, ``["step", rows, pairs]``, ``["upload", slot, staging]``; each is answered in order by
-``["grown", slots]``, ``["stepped", seconds]``, ``["uploaded"]``, or by ``["failed", why]``, after which the process ends.
+``["grown", slots]``, ``["stepped", seconds]``, ``["uploaded"]``, or by ``["failed", why]``, which is the last.
 The first packet the process sends is ``["ready", slots]``.
 """
 
