@@ -68,8 +68,7 @@ def main(pipe: Connection, cancelled: Any, settings: Settings, parent: int) -> N
         try:
             pipe.send(Ready(engine.backend, engine.warnings))
             while True:
-                number, job = pipe.recv()
-                pipe.send(_run(job, number, engine, session, pipe, cancelled, parent))
+                pipe.send(_next(engine, session, pipe, cancelled, parent))
         except (EOFError, BrokenPipeError, ConnectionResetError):  # the server closed the pipe, or is gone
             return
 
@@ -83,6 +82,17 @@ def _open(settings: Settings, parent: int) -> Engine:
             progress(what, done, total)
 
         return Engine.open(settings, on_progress)
+
+
+def _next(engine: Engine, session: Session, pipe: Connection, cancelled: Any, parent: int) -> Done:
+    """Wait for a job and run it."""
+    try:
+        number, job = pipe.recv()
+    except (EOFError, OSError):
+        raise
+    except Exception as error:  # a job that pickles and can't be read again is a bug of its route
+        return Done(None, _for_the_caller(error), asdict(engine.snapshot_stats()))
+    return _run(job, number, engine, session, pipe, cancelled, parent)
 
 
 def _run(
