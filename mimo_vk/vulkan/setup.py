@@ -1,4 +1,4 @@
-"""From the settings to a tier, or to none with the reason: which device, how many experts, how its process is started."""
+"""From the settings to a tier, or to none with the reason: which device, how many experts, how it is started."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ def refuse_dense(settings: Settings) -> None:
 def plan_tier(settings: Settings, config: Config, chunk: int) -> tuple[TierPlan | None, str]:
     """The tier that the settings ask for, and a line about it; None for no tier, the line then says why, or is "".
 
-    Nothing of Vulkan is loaded with --cpu. Errors: UsageError for a device that was asked for and isn't there.
+    Nothing of Vulkan is loaded with --cpu. Errors: UsageError for a device that isn't one of those there are.
     """
     layers = sum(spec.moe for spec in config.layers)
     if settings.cpu or settings.tier_gb == 0 or not layers:
         return None, ""
     listing = list_devices()
     if not listing.devices:
-        if settings.device != "auto":
-            raise UsageError(f"--device {settings.device}: {listing.trouble}")
         return None, f"{listing.trouble}: running on the CPU"
     info = choose(listing, settings.device)
     if info is None:
         return None, ""  # only a CPU driver, and nobody asked for it
     if find_spec("kp") is None:
-        return (
-            None,
-            f"device {info.describe()} is not used: kp is not installed (make setup builds it); running on the CPU",
-        )
+        return None, unused(info, "kp is not installed (make setup builds it)")
     rows = max(1, min(chunk, MOST_PAIRS // config.num_experts_per_tok))
     shape = TierShape(config.hidden_size, config.moe_intermediate_size, config.num_experts_per_tok, rows, STAGING)
     plan, line = fit_tier(info, shape, settings.tier_gb, layers * config.n_routed_experts)
     return plan, line
+
+
+def unused(info: DeviceInfo, why: str) -> str:
+    """The line about a device that can't be used."""
+    return f"device {info.describe()} is not used: {why}; running on the CPU"
 
 
 def fit_tier(info: DeviceInfo, shape: TierShape, tier_gb: float | None, experts: int) -> tuple[TierPlan | None, str]:
@@ -94,10 +94,7 @@ def fit_tier(info: DeviceInfo, shape: TierShape, tier_gb: float | None, experts:
     if layout.slot_bytes > info.max_buffer:
         slots = 0
     if slots == 0:
-        return (
-            None,
-            f"device {info.describe()}: no room for one expert of {layout.slot_bytes} bytes; running on the CPU",
-        )
+        return None, unused(info, f"there is no room for one expert of {layout.slot_bytes} bytes")
     plan = TierPlan(info, shape, min(slots, experts))
     line = plan.describe()
     if tier_gb is not None and wanted > room:
@@ -110,6 +107,6 @@ def open_tier(client: DeviceClient, config: Config, rate: int, notices: list[str
     try:
         client.wait_ready()
     except TierGone as error:
-        notices[:] = [f"device {client.info.describe()} is not used: {error}; running on the CPU"]
+        notices[:] = [unused(client.info, str(error))]
         return None
     return Tier(client, {spec.index: config.n_routed_experts for spec in config.layers if spec.moe}, rate)

@@ -1,7 +1,7 @@
-"""Which experts live on the device: they come as they pass by, and the coldest goes when a hotter one wants its slot.
+"""Which experts live on the device: they come as they pass by; the coldest goes when a hotter one wants its slot.
 
-A forward pass counts each expert that it used once, however many rows chose it, so that a long prompt, which uses nearly
-all of them, says little; and counts halve every HALF_LIFE passes, so that yesterday's favourites leave.
+A forward pass counts each expert that it used once, however many rows chose it, so that a long prompt, which uses
+nearly all of them, says little; and counts halve every HALF_LIFE passes, so that yesterday's favourites leave.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tier:
         return len(self._owner)
 
     def used(self, layer: int, experts: Sequence[int]) -> None:
-        """Count a layer's experts of a forward pass. Layers come in increasing order; a smaller one starts a new pass."""
+        """Count a layer's experts of a forward pass. Layers come in increasing order; a smaller one starts a pass."""
         if layer <= self._last_layer:
             self._left = self._rate
             self._weight *= 2.0 ** (1 / HALF_LIFE)

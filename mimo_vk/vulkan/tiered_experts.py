@@ -73,7 +73,7 @@ class DeviceStep:
         self._x = x
         self._slots = tier.slots(layer)[self._ids]  # where each pair's expert lies now, -1 for none
         rows = tier.client.shape.max_rows
-        self._batches = [b for first in range(0, len(x), rows) if len((b := self._pairs(first, first + rows)))]
+        self._batches = [b for first in range(0, len(x), rows) if len(b := self._pairs(first, first + rows))]
         tier.stats.hits += len(np.unique(self._slots[self._slots >= 0]))
         self._begun = 0
         self._missing: list[Index] = [np.zeros(0, np.int32)]
@@ -103,7 +103,7 @@ class DeviceStep:
         self._begun += 1
 
     def finish(self, y: F32) -> Index:
-        """Wait, and put the results into their rows of y [n*k, H]. Returns the flat indices of what the CPU must compute.
+        """Wait, and put the results into their rows of y [n*k, H]. Returns the flat indices of what the CPU must do.
 
         Those are the pairs of a device that was lost, and pairs with a result that is not finite: the shaders take
         x and activations times 2^14, which overflows where the CPU's own product need not.
