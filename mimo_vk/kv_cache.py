@@ -24,7 +24,7 @@ class LayerCache:
         self.values: F32 = np.zeros((num_kv_heads, rows, v_head_dim), dtype=np.float32)
 
     def write(self, start: int, k: F32, v: F32) -> None:
-        """Store k [n, kv, head_dim], v [n, kv, v_head_dim] from position ``start`` on; of a long block the last rows."""
+        """Store k [n, kv, head_dim], v [n, kv, v_head_dim] from position ``start``; of a long block the last rows."""
         rows = self.keys.shape[1]
         skip = max(0, len(k) - rows)
         at = np.arange(start + skip, start + len(k)) % rows

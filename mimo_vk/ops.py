@@ -57,7 +57,7 @@ class Ops(Protocol):
         """(gate * sigmoid(gate)) * up, sigmoid(x) = reciprocal(1 + exp(-x))."""
 
     def split_qkv(self, qkv: F32, layout: QkvLayout, value_scale: float) -> tuple[F32, F32, F32]:
-        """Undo the chunks: q [n, heads, head_dim], k [n, kv, head_dim], v [n, kv, v_head_dim] = float32(value_scale)*v."""
+        """Undo the chunks: q [n, heads, head_dim], k [n, kv, head_dim], v [n, kv, v_head_dim]; v times value_scale."""
 
     def rope(self, x: F32, cos: F32, sin: F32) -> F32:
         """Rotate pairs (i, i+d/2) of the first d dims of x [n, heads, head_dim] by tables [n, d/2]; the rest pass.
@@ -72,24 +72,24 @@ class Ops(Protocol):
 
         q [n, heads, hd], k [n, kv, hd], v [n, kv, vd] are the block's own rows. Older rows come from the cache:
         keys [kv, rows, hd], values [kv, rows, vd], position j in row j (full, window None) or j mod rows (ring;
-        rows >= window). Row i sees positions 0..start+i, with a window W the last W of them, itself included. Query head h reads kv
-        head h // (heads/kv). s_j = tree(q.k_j, g=1) * float32(hd**-0.5); m = max of the visible s_j, and of sink[h] where
-        there is a sink; e_j = exp(s_j - m); den = tree(e_j), + exp(sink[h] - m); out_d = tree(e_j*v_jd) * reciprocal(den).
-        Over keys the lane is the absolute position mod 32, positions increasing.
+        rows >= window). Row i sees positions 0..start+i, with a window W the last W of them, itself included. Query
+        head h reads kv head h // (heads/kv). s_j = tree(q.k_j, g=1) * float32(hd**-0.5); m = max of the visible s_j,
+        and of sink[h] where there is a sink; e_j = exp(s_j - m); den = tree(e_j), + exp(sink[h] - m); out_d =
+        tree(e_j*v_jd) * reciprocal(den). Over keys the lane is the absolute position mod 32, positions increasing.
         """
 
     def route(self, logits: F32, bias: F32, top_k: int, scaling: float) -> tuple[Index, F32]:
         """logits [n, E] to the top_k experts and their weights, best first: int32 [n, k], float32 [n, k].
 
-        score = sigmoid(logits); the k largest of score + bias, the lower id among equals; total = the chosen scores from
-        +0 in that order, + float32(1e-20); weight = (score*reciprocal(total))*float32(scaling).
+        score = sigmoid(logits); the k largest of score + bias, the lower id among equals; total = the chosen scores
+        from +0 in that order, + float32(1e-20); weight = (score*reciprocal(total))*float32(scaling).
         """
 
     def expert_gate_up(self, experts: Sequence[Expert], expert_of: Index, row_of: Index, x: F32) -> F32:
-        """swiglu(gate x, up x) for P pairs (expert, row): [P, I]. expert_of [P] is non-decreasing, row_of [P] indexes x."""
+        """swiglu(gate x, up x) of P pairs (expert, row): [P, I]. expert_of [P] is non-decreasing, row_of indexes x."""
 
     def expert_down(self, experts: Sequence[Expert], expert_of: Index, act: F32) -> F32:
         """down of each pair's activations [P, I]: [P, H]."""
 
     def weighted_sum(self, y: F32, weights: F32) -> F32:
-        """Sum over choices j of weights[:, j] * y[:, j], from +0, in router order: y [n, k, H], weights [n, k] to [n, H]."""
+        """y [n, k, H] and weights [n, k] to [n, H]: weights[:, j] * y[:, j] added over j from +0, in router order."""

@@ -131,7 +131,9 @@ def _cache_rows(facts: dict[str, Any], plan: Plan, source: str) -> list[Row]:
         ("  one cached expert per layer", plan.slot_bytes_all_layers, f"{layers} slots of {plan.slot_bytes} bytes"),
     ]
     if facts["misfit"]:
-        rows.append(("  least that can run", plan.least_bytes, f"--cap {plan.experts_per_token}; more than the {within}"))
+        rows.append(
+            ("  least that can run", plan.least_bytes, f"--cap {plan.experts_per_token}; more than the {within}")
+        )
         return rows
     return [
         *rows,

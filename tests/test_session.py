@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_snapshot_is_resumed_after_options_slid_the_window_past_it(engine: Eng
     session.prompt(STATE)
     session.pin()
     for option in (OTHER[:150], OTHER[20:30], OTHER[5:160]):
-        logits, fed = cost(engine, lambda option=option: session.prompt(STATE + option))
+        logits, fed = cost(engine, partial(session.prompt, STATE + option))
         assert fed == len(option)
         assert logits.tobytes() == cold(engine, STATE + option)
 
