@@ -77,14 +77,17 @@ def list_devices() -> Listing:
 def read_listing(child: Child) -> Listing:
     """What the child printed: one line of JSON for each device. A card seen through two drivers counts once."""
     if child.trouble:
-        return Listing((), f"Vulkan can't be asked for its devices: {child.trouble}")
+        return Listing((), f"no Vulkan device: asking for one, {child.trouble}")
     devices: list[DeviceInfo] = []
+    trouble = "there is none"
     for line in child.output.splitlines():
-        if line.startswith("{"):
+        if line.startswith('{"trouble"'):
+            trouble = json.loads(line)["trouble"]
+        elif line.startswith("{"):
             device = DeviceInfo.from_json(line)
             if not device.pci or device.pci not in [d.pci for d in devices]:
                 devices.append(device)
-    return Listing(tuple(devices), "" if devices else "there is no Vulkan device")
+    return Listing(tuple(devices), "" if devices else f"no Vulkan device: {trouble}")
 
 
 def choose(listing: Listing, wanted: str) -> DeviceInfo | None:

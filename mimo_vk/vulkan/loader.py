@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import json
 import struct
-import sys
 from typing import Any
 
 LIBRARIES = ("libvulkan.so.1", "libvulkan.so")
@@ -185,11 +184,10 @@ class Trial:
 
 
 def main() -> None:
-    """Print every device as a line of JSON; an error is the last line of standard error, and the exit status 1."""
+    """Print every device as a line of JSON, or what the loader says instead as ``{"trouble": ...}``."""
     try:
         loader = Loader()
         for index in range(len(loader.devices)):
             print(json.dumps(loader.describe(index)), flush=True)
     except VulkanError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+        print(json.dumps({"trouble": str(error)}), flush=True)

@@ -65,7 +65,7 @@ def plan_tier(settings: Settings, config: Config, chunk: int) -> tuple[TierPlan 
         return None, ""
     listing = list_devices()
     if not listing.devices:
-        return None, f"{listing.trouble}: running on the CPU"
+        return None, f"{listing.trouble}; running on the CPU"
     info = choose(listing, settings.device)
     if info is None:
         return None, ""  # only a CPU driver, and nobody asked for it
