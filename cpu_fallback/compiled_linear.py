@@ -41,10 +41,10 @@ from cpu_fallback.vector_kernels import (
 )
 
 BLOCK_ROWS = 32  # stored rows whose sums are finished together, all groups of lanes one after the other
-DIRECT_ROWS = 4  # stored rows that share the loads of x; more would meet in the same few sets of the first-level cache
+DIRECT_ROWS = 2  # stored rows that share the loads of x; more of them meet in few sets of the first-level cache
 DECODED_ROWS, DECODED_STEPS = 8, 4  # decoded at once: 10 KiB, which stay in a core's first-level cache
 X_LIMIT = 64  # rows of x in a block
-FEW = tuple(7 if layout.g <= 2 else 3 for layout in LAYOUTS.values())  # rows of x up to which ``direct`` is faster
+FEW = tuple(15 if layout.g <= 2 else 3 for layout in LAYOUTS.values())  # rows of x up to which ``direct`` is faster
 ALL_GROUPS_LIMIT = 16  # rows of x whose lane sums, all groups, fit a core's first-level cache
 SERIAL_WORK = 1 << 16  # multiplications below which waking threads costs more than it saves
 
