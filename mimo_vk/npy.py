@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -40,12 +41,14 @@ class NpyFile:
         self._file = open(scratch, "wb")  # noqa: SIM115
         self._scratch = scratch
 
-    def save(self, array: F32) -> None:
-        """Write float32 rows and put the file in its place. MimoError where they can't be written (a full disk)."""
-        if self._file is None:
-            return
+    def save(self, blocks: Iterable[F32], shape: tuple[int, int]) -> None:
+        """Write float32 rows as they come and put the file in its place. MimoError where that fails (a full disk)."""
+        assert self._file is not None
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         try:
-            np.lib.format.write_array(self._file, np.ascontiguousarray(array, np.float32), allow_pickle=False)
+            np.lib.format.write_array_header_1_0(self._file, header)
+            for block in blocks:
+                self._file.write(np.ascontiguousarray(block, "<f4").data)
             self._file.close()
             if self._scratch is not None:
                 os.replace(self._scratch, self._path)

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from mimo_vk.engine import Engine
@@ -42,11 +43,12 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         ids = prompt_ids(engine, args, settings.think) if ids is None else ids
         check_room(engine, len(ids), ngen)
         session = engine.session()
-        logits = session.prompt(
-            ids, all_logits=dump.wanted, on_progress=lambda done, total: progress("reading the prompt", done, total)
-        )
+        shown = partial(progress, "reading the prompt")
+        if dump.wanted:
+            blocks = session.prompt_blocks(ids, on_progress=shown)
+            dump.save(blocks, (len(ids), engine.config.vocab_size))
+        logits = session.prompt(ids, on_progress=shown)  # after a dump: what is known already
         progress.clear()
-        dump.save(logits)
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
         answer = generate(engine, session, logits[-1:], ngen, sampler)
         if args.json:

@@ -60,16 +60,21 @@ class Session:
         is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty prompt, one
         longer than the context, an unknown id; ReadError and Cancelled leave the state at the last whole block.
         """
+        if all_logits:
+            return np.concatenate(list(self.prompt_blocks(ids, on_progress=on_progress, cancel=cancel)))
         self._check(ids)
-        if all_logits:
-            self.reset()
-        else:
-            self._resume(ids, live)
-        rows = self._read(ids, all_logits, on_progress, cancel)
-        if all_logits:
-            return np.concatenate(rows)
+        self._resume(ids, live)
+        self._read(ids, on_progress, cancel)
         assert self._last is not None
         return self._last
+
+    def prompt_blocks(
+        self, ids: list[int], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> Iterator[F32]:
+        """The logits of every position, block by block [n, V]: all of them may be more than memory holds."""
+        self._check(ids)
+        self.reset()
+        yield from self._blocks(ids, True, on_progress, cancel)
 
     def pin(self) -> Snapshot:
         """Snapshot the live state, which must have been read by ``prompt``; the oldest used makes room."""
@@ -99,7 +104,7 @@ class Session:
         self._resume(ids[:first], live=False)
         if self._last is not None and self._cache.length == first:
             yield self._last
-        self._read(ids[: first - 1], False, None, cancel)
+        self._read(ids[: first - 1], None, cancel)
         yield from self._blocks(ids[:-1], True, None, cancel)
 
     def read_options(self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None) -> list[F64]:
@@ -203,26 +208,28 @@ class Session:
             raise MimoError(f"the logits can't be read: an option's log-probabilities are {[float(f) for f in found]}")
         return np.array(found)
 
-    def _read(self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None) -> list[F32]:
-        """Feed what the live state lacks of ``ids``; the logits of every row fed, or none of them but the last."""
-        return list(self._blocks(ids, all_logits, on_progress, cancel))
+    def _read(self, ids: list[int], on_progress: Progress | None, cancel: Cancel | None) -> None:
+        """Feed what the live state lacks of ``ids``, for the logits of the last row only."""
+        for _ in self._blocks(ids, False, on_progress, cancel):
+            pass
 
     def _blocks(
         self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None
     ) -> Iterator[F32]:
         """Feed what the live state lacks of ``ids``, in blocks, and yield each block's logits."""
-        began, held = time.perf_counter(), self._cache.length
         stats = self._engine.stats
-        try:
-            while (at := self._cache.length) < len(ids):
-                block = ids[at : at + self._engine.chunk]
-                is_last = at + len(block) == len(ids)
-                yield self._feed(block, True if all_logits else (False if is_last else None), cancel)
-                if on_progress is not None:
-                    on_progress(self._cache.length, len(ids))
-        finally:
-            stats.prefill_seconds += time.perf_counter() - began
-            stats.prefill_tokens += self._cache.length - held
+        while (at := self._cache.length) < len(ids):
+            block = ids[at : at + self._engine.chunk]
+            is_last = at + len(block) == len(ids)
+            began = time.perf_counter()
+            try:
+                logits = self._feed(block, True if all_logits else (False if is_last else None), cancel)
+            finally:
+                stats.prefill_seconds += time.perf_counter() - began
+                stats.prefill_tokens += self._cache.length - at
+            if on_progress is not None:
+                on_progress(self._cache.length, len(ids))
+            yield logits
 
     def _feed(self, block: list[int], every_row: bool | None, cancel: Cancel | None) -> F32:
         """Feed one block; logits of every row, of the last row (False), or of none (None: an empty array)."""
