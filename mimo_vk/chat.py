@@ -8,74 +8,71 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from mimo_vk import __version__
-from mimo_vk.conversation import ContextFull, Conversation, text_tools
+from mimo_vk.conversation import ContextFull
+from mimo_vk.decide import read_options
 from mimo_vk.engine import Engine
-from mimo_vk.errors import MimoError
+from mimo_vk.errors import Cancelled, MimoError, UsageError
 from mimo_vk.progress import Progress
-from mimo_vk.sampling import Sampler
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Event, Reasoning
+from mimo_vk.talk import Local, Talk
 
 HELP = """\
 /reset   forget the conversation
 /think   let the model think before it answers, or stop that
+/decide  /decide A | B | C: the next lines are questions, answered with how likely each is; /decide alone goes back
 /stats   where the time went
 /quit    leave (so does Ctrl-D); Ctrl-C stops an answer
 /help    this list"""
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-PROMPT = "> "
+PROMPT, DECIDE_PROMPT = "> ", "decide> "
 # What a terminal would act on: control characters but tab and newline.
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
     """Chat until the input ends. 0, or the status of the last piped line that could not be answered."""
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    if args.attach is not None:
+        from mimo_vk.attach import Remote  # an HTTP client: nobody else waits for its import
+
+        if args.model is not None:
+            raise UsageError("--attach and --model: the server has its model already")
+        with Remote(args.attach, settings) as remote:
+            return run(remote, settings)
+    if args.api_key is not None:
+        raise UsageError("--api-key: only of use with --attach")
     with Progress() as progress, Engine.open(settings, progress) as engine:
         progress.clear()
+        for notice in engine.notices:
+            print(f"mimo-vk: {notice}", file=sys.stderr)
         for warning in engine.warnings:
             print(f"mimo-vk: warning: {warning}", file=sys.stderr)
-        screen = Screen(sys.stdout)
-        chat = Chat(engine, settings, screen)
-        if terminal and screen.terminal:
-            screen.note(banner(engine, settings))
-        return chat.converse() if terminal else chat.answer_lines()
+        return run(Local(engine, settings), settings)
 
 
-def banner(engine: Any, settings: Settings) -> str:
-    """Model, backend, how to leave."""
-    shipped = " (the small model that ships with the project)" if settings.model is None else ""
-    return (
-        f"mimo-vk {__version__}: {engine.model_name}{shipped}, {engine.backend}, {engine.ctx} tokens of context\n"
-        "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
-    )
+def run(talk: Talk, settings: Settings) -> int:
+    """A conversation with whoever it is, on whatever standard input is."""
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    screen = Screen(sys.stdout)
+    chat = Chat(talk, screen, think=settings.think)
+    if terminal and screen.terminal:
+        screen.note(f"{talk.banner()}\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    return chat.converse() if terminal else chat.answer_lines()
 
 
 class Chat:
     """The commands and turns of one conversation."""
 
-    def __init__(self, engine: Any, settings: Settings, screen: Screen) -> None:
-        tokenizer, template = text_tools(engine)
-        generation = engine.generation
-        temperature = generation.temperature if settings.temperature is None else settings.temperature
-        top_p = generation.top_p if settings.top_p is None else settings.top_p
-        self.think = settings.think
-        self._engine = engine
+    def __init__(self, talk: Talk, screen: Screen, *, think: bool = False) -> None:
+        self.think = think
+        self._talk = talk
         self._screen = screen
-        self._conversation = Conversation(
-            engine.session(),
-            tokenizer,
-            template,
-            ctx=engine.ctx,
-            stop_ids=engine.stop_ids,
-            sampler=Sampler(temperature, top_p, settings.seed),
-        )
+        self._options: tuple[str, ...] = ()  # of a decision; none: lines are turns
 
     def converse(self) -> int:
         """Read turns from a terminal. Ctrl-C twice in a row at the prompt, or Ctrl-D, leaves."""
@@ -83,7 +80,8 @@ class Chat:
         hinted = False
         while True:
             try:
-                line = input(PROMPT if self._screen.terminal else "")
+                prompt = DECIDE_PROMPT if self._options else PROMPT
+                line = input(prompt if self._screen.terminal else "")
                 hinted = False
                 if not self.line(line, terminal=True):
                     return 0
@@ -120,31 +118,35 @@ class Chat:
         if not line:
             return True
         if command:
-            return self._command(command[1])
+            return self._command(command[1], (command[2] or "").strip())
+        answer = self._decide if self._options else self._answer
         try:
             if terminal:
                 with Interruptible() as stopped:
-                    self._answer(line, stopped)
+                    answer(line, stopped)
             else:
-                self._answer(line, None)
+                answer(line, None)
         except ContextFull as error:
             raise ContextFull(f"{error}: /reset starts afresh") from None
         return True
 
-    def _command(self, name: str) -> bool:
+    def _command(self, name: str, rest: str) -> bool:
         if name == "quit":
             return False
         if name in ("help", ""):
             self._screen.note(HELP)
         elif name == "reset":
-            self._conversation.reset()
+            self._talk.reset()
             self._screen.note("forgotten")
         elif name == "think":
             self.think = not self.think
             self._screen.note("thinking is on" if self.think else "thinking is off")
         elif name == "stats":
-            used = f"context: {self._conversation.length} of {self._engine.ctx} tokens"
-            self._screen.note("\n".join([used, *self._engine.snapshot_stats().lines()]))
+            self._screen.note("\n".join(self._talk.stats()))
+        elif name == "decide":
+            self._options = read_options(rest) if rest or not self._options else ()
+            chosen = " | ".join(self._options)
+            self._screen.note(f"each line is a question now: {chosen}" if chosen else "lines are turns again")
         else:
             self._screen.note(f"unknown command /{name}; /help lists them")
         return True
@@ -152,21 +154,36 @@ class Chat:
     def _answer(self, text: str, stopped: Interruptible | None) -> None:
         """One turn, written as it comes."""
         with Progress() as progress:
-
-            def on_progress(done: int, total: int) -> None:
-                if sys.stderr is not None and sys.stderr.isatty():
-                    progress("reading the prompt", done, total)
-
-            for event in self._conversation.ask(text, think=self.think, cancel=stopped, on_progress=on_progress):
+            for event in self._talk.ask(text, think=self.think, cancel=stopped, on_progress=_shown(progress)):
                 progress.clear()
                 self._screen.event(event)
-        answer = self._conversation.answer
-        reason = answer.finish_reason if answer is not None else ""
+        reason = self._talk.finish_reason
         self._screen.end_line(force=reason == "cancelled")  # the terminal has put a ^C where the cursor stood
         if self._screen.terminal and reason == "cancelled":
             self._screen.note("stopped")
         elif self._screen.terminal and reason == "length":
             self._screen.note("the context is full: /reset starts afresh")
+
+    def _decide(self, text: str, stopped: Interruptible | None) -> None:
+        """One closed question."""
+        try:
+            with Progress() as progress:
+                decision = self._talk.decide(text, self._options, cancel=stopped, on_progress=_shown(progress))
+        except Cancelled:
+            self._screen.end_line(force=True)
+            self._screen.note("stopped")
+            return
+        self._screen.lines(decision.lines(bars=self._screen.terminal))
+
+
+def _shown(progress: Progress) -> Callable[[int, int], None]:
+    """How far the prompt is read, for whoever watches."""
+
+    def on_progress(done: int, total: int) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            progress("reading the prompt", done, total)
+
+    return on_progress
 
 
 class Screen:
@@ -194,6 +211,12 @@ class Screen:
         """Lines of the program's own."""
         self.end_line()
         self._write(text + "\n", dim=True)
+        self.end_line()
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Lines that are an answer."""
+        for line in lines:
+            self._write(line + "\n", dim=False)
         self.end_line()
 
     def end_line(self, force: bool = False) -> None:

@@ -44,6 +44,8 @@ def build_parser() -> Parser:
         command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         if name == "run":
             add_run_flags(command)
+        elif name == "chat":
+            add_chat_flags(command)
         elif name == "serve":
             add_serve_flags(command)
         elif name == "bench":
@@ -63,6 +65,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ngen", metavar="N", default="256", help="tokens to generate at most (256); 0 only reads")
     parser.add_argument("--dump-logits", metavar="FILE.npy", help="write the logits of every prompt position, float32")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    """What only ``chat`` takes."""
+    parser.add_argument("--attach", metavar="URL", help="talk to a running server instead of loading a model")
+    parser.add_argument("--api-key", metavar="KEY", help="with --attach, the server's key [MIMO_API_KEY]")
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:

@@ -140,6 +140,11 @@ class Conversation:
         """Tokens of the context in use."""
         return len(self._ids)
 
+    @property
+    def ids(self) -> list[int]:
+        """All turns as they were read and generated."""
+        return self._ids
+
     def reset(self) -> None:
         """Forget every turn."""
         self.messages, self._ids, self.answer = [], [], None

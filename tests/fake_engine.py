@@ -29,6 +29,7 @@ class FakeSession:
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
         self.ids: list[int] = []
+        self.pinned: list[list[int]] = []
         self.prompts: list[list[int]] = []
         self.reused: list[int] = []
         self.finish_reason = ""
@@ -53,6 +54,15 @@ class FakeSession:
             on_progress(len(ids), len(ids))
         return np.zeros((1, 4), np.float32)
 
+    def pin(self) -> None:
+        self.pinned.append(self.ids)
+
+    def read_options(self, ids: list[int], options: list[list[int]], *, cancel: Any = None) -> list[Any]:
+        """Every option but the first has half the probability of the one before it."""
+        self.prompt(ids, cancel=cancel)
+        self._engine.stats.prefill_tokens += len(ids) + sum(len(option) - 1 for option in options)
+        return [np.full(len(option), -i * np.log(2) / len(option)) for i, option in enumerate(options)]
+
     def generate(
         self, logits: Any, *, max_tokens: int, sampler: Any, stop_ids: Any = None, cancel: Any = None
     ) -> Iterator[int]:
@@ -76,12 +86,14 @@ class FakeEngine:
     def __init__(self, answers: list[str], delay: float = 0.0, ctx: int = 400, template: str = "") -> None:
         self.answers, self.delay, self.ctx = answers, delay, ctx
         self.prompt_blocks = 1
+        self.stats = Stats()
         self.tokenizer = small_tokenizer()
         self.template = ChatTemplate(template or TEMPLATE.read_text(encoding="utf-8"), "template")
         self.generation = GenerationConfig(temperature=1.0, top_p=1.0, eos_token_ids=None)
         self.stop_ids = frozenset({self.tokenizer.control["<|im_end|>"].id})
         self.model_dir, self.model_name, self.backend = Path("fake"), "fake", "script"
         self.warnings: list[str] = []
+        self.notices: list[str] = []
         self.sessions: list[FakeSession] = []
 
     def session(self) -> FakeSession:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mimo_vk.chat import Chat, Screen
+from mimo_vk.chat import Screen
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Reasoning, ToolCall
+from mimo_vk.talk import Local
 from tests.fake_engine import FAIL, FakeEngine
 from tests.terminal import CTRL_C, CTRL_D, Terminal
 
@@ -90,7 +91,7 @@ def test_sampling_comes_from_the_settings_then_from_the_checkpoint() -> None:
     def sampler(settings: Settings) -> tuple[float, float]:
         engine = FakeEngine([])
         engine.generation = type(engine.generation)(temperature=0.7, top_p=0.8, eos_token_ids=None)
-        chosen = Chat(engine, settings, Screen(io.StringIO()))._conversation._sampler
+        chosen = Local(engine, settings).conversation._sampler
         return chosen.temperature, chosen.top_p
 
     assert sampler(Settings()) == (0.7, 0.8)
@@ -150,6 +151,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat() -> None:
         terminal.wait_for("> ")
         terminal.type("/reset\r")
         terminal.wait_for("forgotten")
+        terminal.wait_for("> ")
         terminal.type(CTRL_D)
         assert terminal.status() == 0
 
@@ -163,5 +165,6 @@ def test_one_ctrl_c_at_the_prompt_is_forgotten_by_the_next_line() -> None:
             terminal.wait_for("> ")
             terminal.type(f"{turn}\r")
             terminal.wait_for(answer)
+        terminal.wait_for("> ")
         terminal.type(CTRL_D)
         assert terminal.status() == 0

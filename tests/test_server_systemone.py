@@ -18,7 +18,7 @@ from mimo_vk.systemone import answer
 from mimo_vk.systemone_request import parse_request
 from tests.live_server import LiveServer
 
-NOUL = {"type": "noul", "instructions": "Is it?"}
+NOUL: Any = {"type": "noul", "instructions": "Is it?"}
 QUESTIONS: dict[str, Any] = {
     "billing": Noul(instructions="Is this about billing?", criteria={"true": "Money is named"}),
     "tone": Choice(instructions="What is the tone?", criteria={"calm": None, "ärgerlich": {"so": 1}}),
@@ -74,7 +74,7 @@ def test_the_client_gets_a_cold_engine_s_numbers_in_every_bit(
 
 
 def test_the_client_s_extra_fields(client: TypeSafeClient, engine: Engine) -> None:
-    more = {"prefix": "Read this ticket.\n", "pin_state": True, "normalize": "mean"}
+    more: dict[str, Any] = {"prefix": "Read this ticket.\n", "pin_state": True, "normalize": "mean"}
     result = client.system_one(state="Nothing works.", questions=QUESTIONS, extra_body=more)
     assert result.raw_http_response.json()["answers"] == expected(engine, "Nothing works.", **more)
 

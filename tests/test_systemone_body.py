@@ -61,7 +61,7 @@ def test_the_limit_holds_for_what_comes_out() -> None:
 
 
 def test_a_window_larger_than_any_body_is_refused() -> None:
-    options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
+    options = {int(zstd.CompressionParameter.window_log): 27, int(zstd.CompressionParameter.content_size_flag): 0}
     compressor = zstd.ZstdCompressor(options=options)
     frame = compressor.compress(b"x" * 1000) + compressor.flush()
     with pytest.raises(InvalidRequest, match="not valid zstd"):
