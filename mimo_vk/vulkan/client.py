@@ -153,6 +153,11 @@ class DeviceClient:
         self.close()
         raise TierGone(why)
 
+    @property
+    def returncode(self) -> int | None:
+        """The process's exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
     def close(self) -> None:
         """End the process, also in the middle of its work, and wait until it is gone."""
         self.gone = self.gone or "closed"
