@@ -59,6 +59,11 @@ class ChatTemplate:
             raise CheckpointError(f"{path}: missing, and {config_path} has no chat_template")
         return cls(source, f"{config_path}: chat_template", variables)
 
+    @property
+    def source(self) -> str:
+        """The template's text."""
+        return self._source
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The variables that the template reads: any other name has no effect on it."""

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mimo_vk.errors import MimoError
-from mimo_vk.server import models, openai_chat, openai_completions, openapi, systemone
+from mimo_vk.server import models, openai_chat, openai_completions, openapi, systemone, tokenizing
 from mimo_vk.server.errors import ApiError, as_api_error
 from mimo_vk.server.front import Front
 from mimo_vk.server.metrics import Metrics
@@ -27,7 +27,7 @@ log = logging.getLogger("mimo_vk")
 
 @dataclass
 class Context:
-    """What a route works with. model: names, limits, text to ids. keep_alive: seconds between a stream's comments."""
+    """What a route works with. front: names, limits, text to ids. keep_alive: seconds between a stream's comments."""
 
     front: Front
     worker: Worker
@@ -66,6 +66,9 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     "/v1/chat/completions": {"POST": openai_chat.endpoint},
     "/v1/completions": {"POST": openai_completions.endpoint},
     "/v1/systemone": {"POST": systemone.endpoint},
+    "/tokenize": {"POST": tokenizing.tokenize},
+    "/detokenize": {"POST": tokenizing.detokenize},
+    "/tokenizer_info": {"GET": tokenizing.info},
 }
 MODEL_PATH = "/v1/models/"
 

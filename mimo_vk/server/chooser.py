@@ -38,6 +38,7 @@ class Chooser(Sampler):
     ) -> None:
         super().__init__(temperature, top_p, seed)
         self.logits: F32 | None = None
+        self.token = -1  # the last choice
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._forbidden = [token for token in forbidden if token is not None]
         self._forced: list[int] = []
@@ -50,6 +51,10 @@ class Chooser(Sampler):
     def pick(self, logits: F32, limit: int) -> int:
         """The next id by logits [V]."""
         self.logits = logits
+        self.token = self._pick(logits, limit)
+        return self.token
+
+    def _pick(self, logits: F32, limit: int) -> int:
         if self._phase == "call":
             self._begin_call()
         if self._forced:

@@ -67,13 +67,20 @@ class CompletionText:
             self._entries.add(offset, entry)
         return self._shown(self._filter.push(text))
 
-    def finish(self) -> Piece:
-        """The end: what was held back."""
+    def finish(self, last: TokenLogprob | None = None) -> Piece:
+        """The end: what was held back. last: the entry of the token that ended the text and is no part of it.
+
+        Clients that read a prompt's log-probabilities with ``max_tokens`` 1 count on one entry for the answer.
+        """
         if self.stopped:
             return Piece("")
-        text = self._filter.push(self._stream.flush())
+        flushed = self._stream.flush()
+        self._length += len(flushed)
+        text = self._filter.push(flushed)
         if self.stopped:
             return self._shown(text)
+        if last is not None:
+            self._entries.add(self._length, last)
         return Piece(text + self._filter.flush(), tuple(self._entries.before(None)))
 
     def _pushed(self, token: int) -> tuple[str, int]:

@@ -172,7 +172,10 @@ class _Completion:
             self._emit(self.text.push(token, entry), generated=True)
             if self.text.stopped:
                 break
-        self._emit(self.text.finish(), generated=False)
+        last = None
+        if self.job.logprobs is not None and session.finish_reason == "stop" and not self.text.stopped:
+            last = _scored(engine, chooser, chooser.token, self.job.logprobs)
+        self._emit(self.text.finish(last), generated=False)
         reason = "stop" if self.text.stopped else cast(FinishReason, session.finish_reason)
         self.emit(Ended(reason, ids, index=self.index))
 

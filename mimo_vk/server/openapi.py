@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic.json_schema import models_json_schema
 
 from mimo_vk import __version__
 from mimo_vk.server.schemas import ChatRequest, CompletionRequest
 from mimo_vk.server.systemone import SCHEMA as SYSTEM_ONE
+from mimo_vk.server.tokenizing import DetokenizeRequest, TokenizeRequest
 
+BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+STREAMED = ("ChatRequest", "CompletionRequest")
 REFS = "#/components/schemas/"
 ERROR = {
     "type": "object",
@@ -47,9 +50,8 @@ SYSTEM_ONE_REFUSALS = tuple(status for status in REFUSALS if status not in ("400
 @cache
 def document(with_key: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    _, definitions = models_json_schema(
-        [(ChatRequest, "validation"), (CompletionRequest, "validation")], ref_template=REFS + "{model}"
-    )
+    bodies: list[tuple[Any, Literal["validation"]]] = [(body, "validation") for body in BODIES]
+    _, definitions = models_json_schema(bodies, ref_template=REFS + "{model}")
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "mimo-vk", "version": __version__},
@@ -60,6 +62,9 @@ def document(with_key: bool) -> dict[str, Any]:
             "/v1/models/{model}": {"get": _operation("The model", refusals=("401", "403", "404"), path="model")},
             "/v1/chat/completions": {"post": _operation("A chat's answer", body="ChatRequest")},
             "/v1/completions": {"post": _operation("A text continued", body="CompletionRequest")},
+            "/tokenize": {"post": _operation("The ids of a text", body="TokenizeRequest")},
+            "/detokenize": {"post": _operation("The text of ids", body="DetokenizeRequest")},
+            "/tokenizer_info": {"get": _operation("The tokenizer's named tokens", refusals=("401", "403"))},
             "/v1/systemone": {"post": _operation("Closed questions", body="SystemOne", refusals=SYSTEM_ONE_REFUSALS)},
         },
         "components": {"schemas": {**definitions.get("$defs", {}), "SystemOne": SYSTEM_ONE, "Error": ERROR}},
@@ -80,7 +85,7 @@ def _operation(
     error: bool = True,
 ) -> dict[str, Any]:
     content: dict[str, Any] = {kind: {"schema": {"type": "string"} if kind == "text/plain" else {"type": "object"}}}
-    if body is not None and body != "SystemOne":
+    if body in STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     refused = {"application/json": {"schema": {"$ref": REFS + "Error"} if error else {"type": "object"}}}
     operation: dict[str, Any] = {

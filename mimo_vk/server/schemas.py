@@ -279,7 +279,7 @@ class CompletionRequest(Sampled):
         return self
 
 
-def parse(model: type[Sampled], body: Any) -> Any:
+def parse(model: type[Strict], body: Any) -> Any:
     """A body as ``model``; ApiError 400 with the first faulty field's name."""
     if not isinstance(body, dict):
         raise ApiError(400, f"the body: expected a JSON object, found {_kind(body)}", code="invalid_type")
