@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ POLL = 0.05  # seconds between two looks at whether Ctrl-C was pressed
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0  # a server's stream says something at least every 10
 CONTEXT_FULL = "are more than the context"  # in the server's message
+_BLANK = re.compile(r"\s")
 _COUNTERS = {  # of /metrics, as Stats has them
     "prefill_tokens_total": "prefill_tokens",
     "prefill_seconds_total": "prefill_seconds",
@@ -92,9 +94,9 @@ class Client:
         task = self._loop.create_task(work)
         try:
             while not task.done():
-                self._loop.run_until_complete(asyncio.wait({task}, timeout=POLL))
-                if not task.done() and cancel is not None and cancel():
+                if cancel is not None and cancel():
                     raise Cancelled("stopped by the caller")
+                self._loop.run_until_complete(asyncio.wait({task}, timeout=POLL))
             return task.result()
         except httpx.HTTPError as error:
             raise MimoError(f"{self.url}: {_words(error)}") from None
@@ -207,7 +209,9 @@ def root_url(text: str) -> str:
     """A server's address, with or without its /v1. UsageError for anything else."""
     try:
         parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        sound = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not _BLANK.search(text)
+        )
     except ValueError:
         sound = False
     if not sound or parts.query or parts.fragment or parts.path.rstrip("/") not in ("", "/v1"):
