@@ -125,7 +125,7 @@ def test_the_streaming_helper_collects_the_same(client: openai.OpenAI) -> None:
 def test_completions(client: openai.OpenAI) -> None:
     done = client.completions.create(
         model=MODEL,
-        prompt=["<|im_start|>user\nx y<|im_end|>", [5, 6]],
+        prompt=[[9, 9], [5, 6]],
         max_tokens=4,
         temperature=0,
         logprobs=2,
