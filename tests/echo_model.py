@@ -51,6 +51,12 @@ class EchoSession:
     def read_out_blocks(self, ids: list[int], count: int, **more: Any) -> Iterator[Any]:
         yield np.zeros((count, self._engine.vocab_limit), np.float32)
 
+    def read_options(self, ids: list[int], options: list[list[int]], **more: Any) -> list[Any]:
+        return [np.full(len(option), -1.0) for option in options]
+
+    def note(self, ids: list[int]) -> bool:
+        return False
+
     def pin(self) -> None:
         return None
 
@@ -83,7 +89,9 @@ class EchoEngine:
     def __init__(self, settings: Any) -> None:
         front = Front(settings)
         self.tokenizer, self.stop_ids, self.vocab_limit = front.tokenizer, front.stop_ids, front.tokenizer.size
-        self.backend, self.warnings, self.stats = "echo", [], Stats()
+        self.ctx = front.ctx
+        self.backend, self.stats = "echo", Stats()
+        self.warnings: list[str] = []
 
     @classmethod
     def open(cls, settings: Any, progress: Any = None) -> EchoEngine:

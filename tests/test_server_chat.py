@@ -194,7 +194,7 @@ def test_thinking_is_on_unless_it_is_turned_off(echo_server: LiveServer) -> None
     assert prompt(enable_thinking=None, reasoning_effort=None, chat_template_kwargs=None) == on
 
 
-HISTORY = [
+HISTORY: list[dict[str, Any]] = [
     {"role": "developer", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     {

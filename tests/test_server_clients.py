@@ -20,6 +20,7 @@ from tests.live_server import LiveServer, serving
 from tests.test_server_chat import ANSWERS, TIME, WEATHER
 
 MODEL = "checkpoint"
+TOOLS: Any = [WEATHER, TIME]
 TASK = """\
 task: local_choice
 dataset_path: json
@@ -76,7 +77,7 @@ def test_a_streams_chunks_are_what_the_package_declares(client: openai.OpenAI) -
     with client.chat.completions.with_streaming_response.create(
         model=MODEL,
         messages=ask(ANSWERS[3]),
-        tools=[WEATHER, TIME],  # type: ignore[list-item]
+        tools=TOOLS,
         stream=True,
         stream_options={"include_usage": True},
         logprobs=True,
@@ -95,7 +96,7 @@ def test_tool_calls_in_a_loop(client: openai.OpenAI) -> None:
         model=MODEL,
         messages=messages,
         temperature=0,
-        tools=[WEATHER, TIME],  # type: ignore[list-item]
+        tools=TOOLS,
     )
     message = first.choices[0].message
     assert message.tool_calls is not None and first.choices[0].finish_reason == "tool_calls"
@@ -108,7 +109,7 @@ def test_tool_calls_in_a_loop(client: openai.OpenAI) -> None:
         model=MODEL,
         messages=messages,
         temperature=0,
-        tools=[WEATHER, TIME],  # type: ignore[list-item]
+        tools=TOOLS,
     )
     assert last.choices[0].message.content == "so?"
 

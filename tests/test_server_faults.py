@@ -120,7 +120,7 @@ def test_the_models_death_is_one_requests_503(tiny_checkpoint: Path) -> None:
 def test_health_answers_during_a_long_prefill(tiny_server: LiveServer) -> None:
     connection = raw_post(tiny_server, "/v1/completions", {"prompt": [7] * 500, "max_tokens": 1})
     tiny_server.wait_metric("requests_running", 1)
-    times = []
+    times: list[float] = []
     while len(times) < 30 and tiny_server.metric("requests_running") == 1:
         began = time.monotonic()
         assert tiny_server.client.get("/health").status_code == 200

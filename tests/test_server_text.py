@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_deltas_join_to_the_same_message_with_and_without_stops(parts: list[str]
     text = AnswerText(TOKENIZER, None, ["stop"], single)
     deltas = []
     for token in ids:
-        deltas.append(text.push(token, lambda token=token: entry(token)))
+        deltas.append(text.push(token, partial(entry, token)))
         if text.complete:
             break
     deltas.append(text.finish("stop"))
@@ -96,7 +97,7 @@ def test_an_answers_entries_come_with_their_text() -> None:
     content: list[bytes] = []
     thought: list[bytes] = []
     for token in ids:
-        delta = text.push(token, lambda token=token: entry(token))
+        delta = text.push(token, partial(entry, token))
         content += [one.token.bytes for one in delta.logprobs]
         thought += [one.token.bytes for one in delta.reasoning_logprobs]
     last = text.finish("stop")

@@ -183,6 +183,8 @@ class Sampled(Strict):
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
     # ---
     n: Literal[1] | None = None
     frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
@@ -213,7 +215,7 @@ class ChatRequest(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     enable_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # ---
     response_format: ResponseFormat | None = None
