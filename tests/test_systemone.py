@@ -32,7 +32,7 @@ from mimo_vk.systemone import (
 )
 from mimo_vk.systemone_request import InvalidRequest, Request, parse_request
 
-STATE = "The router of the third floor lost its configuration twice this week, and nobody was told. " * 2
+STATE = "The router of the third floor lost its configuration twice this week, and nobody was told. "
 QUESTIONS: dict[str, Any] = {
     "outage": {"type": "noul", "instructions": "Is this an outage?"},
     "tone": {
@@ -240,7 +240,7 @@ def test_the_prefix_is_read_once_for_different_states(engine: Engine) -> None:
     assert fed == len(prompts.questions["q"].ids) - len(prompts.prefix)
 
 
-def test_a_prefix_state_and_questions_share_three_slots(tiny_checkpoint: Path) -> None:
+def test_a_prefix_and_a_state_need_two_slots(tiny_checkpoint: Path) -> None:
     with open_engine(tiny_checkpoint, pin_slots=2) as engine:
         session = engine.session()
         wanted = request(prefix="You read tickets. ")
@@ -252,6 +252,16 @@ def test_a_prefix_state_and_questions_share_three_slots(tiny_checkpoint: Path) -
         prompts = tokens(engine, moved)
         _, fed = cost(engine, lambda: answer(engine, session, moved))
         assert fed == prompts.input_tokens - len(prompts.prefix) + options
+
+
+def test_one_slot_is_enough_for_a_state(tiny_checkpoint: Path) -> None:
+    with open_engine(tiny_checkpoint, pin_slots=1) as engine:
+        wanted = request(questions={name: QUESTIONS[name] for name in ("outage", "tone")})
+        prompts = tokens(engine, wanted)
+        found, fed = cost(engine, lambda: answer(engine, engine.session(), wanted))
+        options = [option for asked in prompts.questions.values() for option in asked.options]
+        assert fed == prompts.input_tokens + sum(len(option) - 1 for option in options)
+        assert found.answers == answer(engine, engine.session(), replace(wanted, pin_state=False)).answers
 
 
 def test_a_live_state_is_not_resumed(engine: Engine) -> None:
