@@ -1,6 +1,6 @@
 # Each target does the set-up it needs: `make chat` or `make test` on a bare machine is enough.
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint bench shaders clean
+.PHONY: help setup chat test lint bench load shaders clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -25,6 +25,9 @@ lint: setup ## ruff and mypy
 
 bench: setup ## the speed table (ARGS="--model DIR" for another checkpoint)
 	@.venv/bin/mimo-vk bench $(ARGS)
+
+load: setup ## 16 clients against a server for two minutes (ARGS="--seconds 30" for less)
+	@$(PY) -m tools.load_test $(ARGS)
 
 shaders: setup $(SHADERS:.comp=.spv) ## compile shaders/*.comp
 
