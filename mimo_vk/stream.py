@@ -56,14 +56,16 @@ Event = Content | Reasoning | ToolCall
 
 
 class AnswerParser:
-    """Push the answer's text, then finish. ``tools``: the declarations that type the arguments.
+    """Push the answer's text, then finish. ``tools``: the declarations that type the arguments. ``calls`` False: a
+    ``<tool_call>`` is text like any other.
 
     White space alone before a call, or behind one, is left out. An answer whose reasoning is never closed is content
     if it stopped by itself: since it was already given out as Reasoning, ``finish("stop")`` gives its text again as
     Content, and the properties then hold it as content only.
     """
 
-    def __init__(self, tools: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, tools: list[dict[str, Any]] | None = None, *, calls: bool = True) -> None:
+        self._tags = (THINK, END_THINK, OPEN) if calls else (THINK, END_THINK)
         self._schemas = ToolSchemas(tools)
         self._state: Literal["content", "reasoning", "call"] = "content"
         self._text = ""  # not yet decided
@@ -129,7 +131,7 @@ class AnswerParser:
         if self._state == "call":
             return self._step_call()
         emit = self._emit_content if self._state == "content" else self._emit_reasoning
-        found = [(at, tag) for tag in (THINK, END_THINK, OPEN) if (at := self._text.find(tag)) >= 0]
+        found = [(at, tag) for tag in self._tags if (at := self._text.find(tag)) >= 0]
         if not found:
             held = _held(self._text)
             emit(self._text[: len(self._text) - held])

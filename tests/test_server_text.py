@@ -91,6 +91,14 @@ def test_deltas_join_to_the_same_message_with_and_without_stops(parts: list[str]
     assert all(score.text not in ("<think>", "</think>", "<tool_call>", "</tool_call>") for score in scores)
 
 
+def test_a_call_that_was_not_offered_is_text() -> None:
+    spelt = [token for char in "a<tool_call><function=f></function></tool_call>" for token in TOKENIZER.encode(char)]
+    for may_call, content, calls in ((True, "a", 1), (False, TOKENIZER.decode(spelt), 0)):
+        text = AnswerText(TOKENIZER, None, [], may_call=may_call)
+        deltas = [text.push(token, None) for token in spelt] + [text.finish("stop")]
+        assert ("".join(delta.content for delta in deltas), text.calls) == (content, calls)
+
+
 def test_an_answers_entries_come_with_their_text() -> None:
     ids = TOKENIZER.encode("<think>mull it</think>say it", special=True)
     text = AnswerText(TOKENIZER, None, [])

@@ -113,7 +113,7 @@ class Delta:
 class AnswerText:
     """A chat's answer: content, reasoning, calls. Stop strings end the content; reasoning and calls don't hold any.
 
-    single_call: the first call is the last thing of the answer.
+    single_call: the first call is the last thing of the answer. may_call False: what looks like a call is text.
     """
 
     def __init__(
@@ -122,11 +122,12 @@ class AnswerText:
         tools: list[dict[str, object]] | None,
         stops: Sequence[str],
         single_call: bool = False,
+        may_call: bool = True,
     ) -> None:
         self.reasoning_tokens = self.calls = 0
         self._stream = tokenizer.stream(keep=TAGS)
         self._tags = {token_id for tag in TAGS if (token_id := tokenizer.token_id(tag)) is not None}
-        self._parser = AnswerParser(tools)
+        self._parser = AnswerParser(tools, calls=may_call)
         self._filter = StopFilter(stops)
         self._single_call = single_call
         self._entries = Released()

@@ -82,7 +82,7 @@ class ChatJob:
             may_think=self.may_think,
             forbidden=() if self.may_call else (tokenizer.token_id(OPEN),),
         )
-        text = AnswerText(tokenizer, self.tools, choice.stop, self.single_call)
+        text = AnswerText(tokenizer, self.tools, choice.stop, self.single_call, self.may_call)
         ids: list[int] = []
         for token in _generated(engine, session, logits, choice, chooser, cancel):
             ids.append(token)

@@ -14,6 +14,7 @@ RATES = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 ENGINE = {
     "expert_hits": ("expert_reads_total", '{place="ram"}', "experts asked for, by where they were"),
     "expert_misses": ("expert_reads_total", '{place="disk"}', ""),
+    "tier_hits": ("expert_reads_total", '{place="device"}', ""),
     "bytes_read": ("disk_read_bytes_total", "", "bytes of experts read from disk"),
     "prefill_tokens": ("prefill_tokens_total", "", "prompt tokens computed"),
     "prefill_seconds": ("prefill_seconds_total", "", "time spent on prompts"),

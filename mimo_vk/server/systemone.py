@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mimo_vk.engine import Engine
-from mimo_vk.errors import UsageError
+from mimo_vk.errors import CheckpointError, UsageError
 from mimo_vk.sampling import F64
 from mimo_vk.server.body import read_body
 from mimo_vk.server.errors import ApiError, envelope
@@ -22,7 +22,7 @@ from mimo_vk.server.record import Record
 from mimo_vk.server.responses import Json, unless_gone
 from mimo_vk.server.systemone_body import decoded
 from mimo_vk.session import Session
-from mimo_vk.systemone import Prompts, answers_of, check_room, read, tokenise
+from mimo_vk.systemone import Prompts, answers_of, read, tokenise
 from mimo_vk.systemone_request import Fault, InvalidRequest, Request, parse_request
 
 if TYPE_CHECKING:
@@ -84,13 +84,14 @@ def check(front: Front, headers: Mapping[str, str], body: bytes) -> tuple[Reques
     if front.template is None:
         raise InvalidRequest([Fault(("body",), "this checkpoint has no chat template to ask with", "not_supported")])
     try:
-        prompts = tokenise(front.tokenizer, front.template, wanted)
+        return wanted, tokenise(front.tokenizer, front.template, wanted, front.ctx)
     except InvalidRequest:
         raise
+    except CheckpointError:  # its text names a file
+        message = "this checkpoint's chat template ends no turn with a token of its own"
+        raise InvalidRequest([Fault(("body",), message, "not_supported")]) from None
     except UsageError as error:  # the template's own refusal
         raise InvalidRequest([Fault(("body",), str(error), "template")]) from None
-    check_room(prompts, front.ctx)
-    return wanted, prompts
 
 
 def invalid(error: InvalidRequest) -> Response:
