@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matrices import random_expert, random_x
-from vulkan_device import assert_same_bits, reference, software_device
 
 from mimo_vk.formats import Expert
 from mimo_vk.vulkan import client as client_module
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.client import DeviceClient, TierGone
+from tests.matrices import random_expert, random_x
+from tests.vulkan_device import assert_same_bits, reference, software_device
 
 SHAPE = TierShape(256, 64, top_k=4, max_rows=3, staging=2)
 SLOTS = 8
@@ -73,7 +73,7 @@ def test_a_killed_process(client: DeviceClient, experts: list[Expert], when: str
         os.kill(client.pid, signal.SIGSTOP)  # so that the step is surely not done
         client.start_step(x, pairs)
     os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(TierGone, match="signal 9|ended by itself"):
+    with pytest.raises(TierGone, match=r"signal 9|ended by itself"):
         client.start_step(x, pairs) if when == "idle" else None
         client.finish_step(2)
     assert client.gone and not client.can_upload
@@ -100,7 +100,7 @@ def test_a_process_that_does_not_answer(client: DeviceClient, monkeypatch: pytes
 def test_no_driver_crashes_the_child_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     info = software_device()
     monkeypatch.setenv("VK_ICD_FILENAMES", "/nonexistent")
-    with DeviceClient(info, SHAPE, SLOTS) as client, pytest.raises(TierGone, match="no driver|signal|ended"):
+    with DeviceClient(info, SHAPE, SLOTS) as client, pytest.raises(TierGone, match=r"no driver|signal|ended"):
         client.wait_ready()
 
 
@@ -119,31 +119,33 @@ def test_ten_thousand_swaps_leave_memory_flat(client: DeviceClient, experts: lis
 
 
 def test_fifty_starts_and_exits(experts: list[Expert]) -> None:
-    """At once, idle, and in the middle of a step: exit status 0 each time."""
+    """At once, idle, in the middle of a step and after one: exit status 0 each time. Two at a time."""
     x = random_x(np.random.default_rng(1), 3, SHAPE.hidden)
     pairs = np.array([(0, row) for row in range(3)], np.uint32)
-    started = []
-    for i in range(50):
-        client = DeviceClient(software_device(), SHAPE, SLOTS)
-        if i % 5:
-            client.wait_ready()
-        if i % 5 > 1:
-            upload(client, experts[0], 0)
-            client.start_step(x, pairs)
-        if i % 5 > 3:
-            client.finish_step(3)
-        client.close()
-        started.append(client)
-    assert [c.returncode for c in started] == [0] * 50
+    statuses = []
+    for i in range(25):
+        both = [DeviceClient(software_device(), SHAPE, SLOTS) for _ in range(2)]
+        for client in both:
+            if i % 5:
+                client.wait_ready()
+            if i % 5 > 1:
+                upload(client, experts[0], 0)
+                client.start_step(x, pairs)
+            if i % 5 > 3:
+                client.finish_step(3)
+        for client in both:
+            client.close()
+            statuses.append(client.returncode)
+    assert statuses == [0] * 50
 
 
 @pytest.mark.parametrize("working", [False, True])
 def test_a_dead_parent_takes_its_device_process_along(working: bool, project_root: Path) -> None:
     program = f"""
 import sys, os, signal
-sys.path[:0] = [{str(project_root)!r}, {str(project_root / "tests")!r}]
+sys.path[:0] = [{str(project_root)!r}]
 import numpy as np
-from test_vulkan_client import *
+from tests.test_vulkan_client import *
 client = DeviceClient(software_device(), SHAPE, SLOTS)
 client.wait_ready()
 if {working}:

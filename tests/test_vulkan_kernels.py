@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matrices import random_expert, random_x
-from vulkan_device import assert_same_bits, permuted, reference, software_device
 
 from cpu_fallback import elementary
 from mimo_vk.formats import MatrixMXFP4
@@ -22,6 +20,8 @@ from mimo_vk.vulkan.device import Device, DeviceError, Program, view
 from mimo_vk.vulkan.device_check import NAMES, check_arithmetic, expected_results, run_probe
 from mimo_vk.vulkan.expert_slabs import ExpertSlabs
 from mimo_vk.vulkan.kernels import KERNELS, PROBE, Kernel, shader_folder, source_files, source_hash
+from tests.matrices import random_expert, random_x
+from tests.vulkan_device import assert_same_bits, permuted, reference, software_device
 
 BUILDS = (".spv", ".denorm.spv")
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from matrices import random_expert, random_x
 
 from mimo_vk.vulkan.arena import Arena, TierShape
 from mimo_vk.vulkan.layout import SlotLayout, permute_rows
+from tests.matrices import random_expert, random_x
 
 TREE = [0, 4, 2, 6, 1, 5, 3, 7]  # lane quads so that l and l+16 meet first, then l+8, then l+4
 

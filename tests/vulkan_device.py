@@ -38,4 +38,6 @@ def assert_same_bits(found: F32, expected: F32) -> None:
     """Equal bits, where any NaN equals any other; fails with the first index that differs."""
     same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
     first = np.unravel_index(np.argmin(same), same.shape)
-    assert same.all(), f"at {first}: {found[first]!r}, expected {expected[first]!r}; {(~same).sum()} of {same.size} differ"
+    assert same.all(), (
+        f"at {first}: {found[first]!r}, expected {expected[first]!r}; {(~same).sum()} of {same.size} differ"
+    )

@@ -1,0 +1,96 @@
+"""The device's work under the Khronos validation layer with its synchronization check: nothing to report.
+
+kp orders dispatches only where it is told to, and the software device gives right results all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LAYER = "VK_LAYER_KHRONOS_validation"
+SETTINGS = """khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
+khronos_validation.report_flags = error,warn
+khronos_validation.log_filename = {log}
+"""
+
+# Without the layer an empty log would say nothing.
+LOADED = """
+assert "khronos_validation" in open("/proc/self/maps").read(), "the validation layer is not installed"
+print("done")
+"""
+
+# The whole of the device process's work: the start-up check, slabs of both kinds, uploads, steps of both sizes.
+WORK = """
+from dataclasses import replace
+import numpy as np
+from tests.matrices import random_expert, random_x
+from tests.test_vulkan_kernels import filled
+from tests.vulkan_device import permuted, software_device
+from mimo_vk.vulkan.arena import TierShape
+from mimo_vk.vulkan.device import Device
+from mimo_vk.vulkan.device_check import check_arithmetic
+
+tier = TierShape(288, 96, top_k=3, max_rows=4, staging=1)
+for kind in ("CPU", "discrete GPU"):
+    device = Device(software_device())
+    check_arithmetic(device)
+    info = replace(device.info, kind=kind, max_buffer=max(2 * tier.layout.slot_bytes, 1 << 16))
+    slabs, _ = filled(device, info, tier, 4, np.random.default_rng(0))
+    slabs.warm_up()
+    x = permuted(random_x(np.random.default_rng(1), 4, 288), tier)
+    every = np.array([(slot, row) for slot in range(4) for row in range(3)], np.uint32)
+    for pairs in (every[:2], every[4:7], every, every[:1]):
+        slabs.step(x, pairs, np.zeros((len(pairs), 288), np.float32))
+    device.close()
+"""
+
+# Two dependent dispatches, in order and (with the sync left out) not.
+UNORDERED = """
+from tests.vulkan_device import software_device
+from mimo_vk.vulkan.device import Device, Program
+from mimo_vk.vulkan.kernels import PROBE
+
+class Unordered(Program):
+    def _sync(self, tensors):
+        pass
+
+device = Device(software_device())
+given = [device.host(4) for _ in range(3)]
+out, last = device.device(32), device.device(32)
+first = device.pipeline(PROBE, [*given, out], (1, 1, 1), {"n": 4})
+second = device.pipeline(PROBE, [out, *given[1:], last], (1, 1, 1), {"n": 4})
+PROGRAM(device).dispatch(first, [out]).dispatch(second, [last]).run()
+device.close()
+"""
+
+
+def validated(program: str, root: Path, directory: Path) -> str:
+    """What the layer logged while a program ran."""
+    log = directory / "log.txt"
+    settings = directory / "vk_layer_settings.txt"
+    settings.write_text(SETTINGS.format(log=log))
+    environment = {"VK_INSTANCE_LAYERS": LAYER, "VK_LAYER_SETTINGS_PATH": str(settings), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", program + LOADED],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.endswith("done\n"), done.stderr
+    return log.read_text() if log.exists() else ""
+
+
+def test_the_device_process_works_without_a_hazard(project_root: Path, tmp_path: Path) -> None:
+    assert validated(WORK, project_root, tmp_path) == ""
+
+
+def test_the_check_can_fail(project_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "ordered").mkdir()
+    assert validated(UNORDERED.replace("PROGRAM", "Program"), project_root, tmp_path / "ordered") == ""
+    log = validated(UNORDERED.replace("PROGRAM", "Unordered"), project_root, tmp_path)
+    assert log.count("SYNC-HAZARD-READ-AFTER-WRITE(ERROR") == 1, log
