@@ -4,7 +4,6 @@
 
 PY := .venv/bin/python
 ARGS ?=
-SHADERS := $(wildcard shaders/*.comp)
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,10 +28,8 @@ bench: setup ## the speed table (ARGS="--model DIR" for another checkpoint)
 load: setup ## 16 clients against a server for two minutes (ARGS="--seconds 30" for less)
 	@$(PY) -m tools.load_test $(ARGS)
 
-shaders: setup $(SHADERS:.comp=.spv) ## compile shaders/*.comp
-
-shaders/%.spv: shaders/%.comp $(wildcard shaders/include/*)
-	glslangValidator -V --target-env vulkan1.1 -Ishaders/include -o $@ $<
+shaders: setup ## compile shaders/*.comp
+	@$(PY) tools/build_shaders.py
 
 clean: ## remove what set-up and builds made (not the cached kp wheel)
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,8 @@ ROOT=$PWD
 PY=$ROOT/.venv/bin/python
 STAMP=$ROOT/.venv/setup-stamp
 CORE_PACKAGES=(python3 python3-venv)
-VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools)
+VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools
+    spirv-tools vulkan-validationlayers)  # the last two for the tests
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
