@@ -21,6 +21,7 @@ from mimo_vk.session import Cancel, Progress
 from mimo_vk.systemone_request import Content, Fault, InvalidRequest, Question, Request
 from mimo_vk.tokenizer import Tokenizer
 
+_SLACK = 64  # tokens by which a text can shrink when more is written behind it, and more
 # Stands where a text goes in the template, to see what comes before and behind it. No one else writes this.
 _MARK = "\U0010fffd\ue001systemone\ue001\U0010fffd"
 
@@ -80,8 +81,7 @@ class Answers:
 def answer(engine: Any, session: Reader, request: Request, *, cancel: Cancel | None = None) -> Answers:
     """Answer every question of a request. InvalidRequest where a prompt is too long for the context."""
     tokenizer, template = text_tools(engine)
-    prompts = tokenise(tokenizer, template, request)
-    check_room(prompts, engine.ctx)
+    prompts = tokenise(tokenizer, template, request, engine.ctx)
     found = read(session, prompts, request.pin_state, cancel)
     return Answers(answers_of(request, found), prompts.input_tokens, prompts.output_tokens)
 
@@ -103,24 +103,30 @@ def question_text(question: Question) -> str:
     return "\n".join([*lines, closing] if closing else lines)
 
 
-def tokenise(tokenizer: Tokenizer, template: ChatTemplate, request: Request) -> Prompts:
+def tokenise(tokenizer: Tokenizer, template: ChatTemplate, request: Request, ctx: int) -> Prompts:
     """The request's prompts: one user turn each, and the assistant's cue with thinking off.
+
+    InvalidRequest where ``ctx`` tokens can't hold them.
 
     Every prompt is tokenised whole. What they share is found among the ids, since a text cut in two may be cut into
     other tokens; so a snapshot of the shared part is the state that each prompt passes through when read cold.
     """
+    open_questions = {name: question for name, question in request.questions.items() if len(question.options) > 1}
+    if not open_questions:
+        return Prompts([], [], {})
     end = end_of_turn(tokenizer, template)
     shared = request.prefix + as_text(request.state) + "\n\n"
+    opened = _opened(tokenizer, template, shared)
+    if len(opened) > ctx + _SLACK:  # before it is tokenised again with each question
+        msg = f"{len(opened)} tokens are more than the context of {ctx}"
+        raise InvalidRequest([Fault(("body", "state"), msg, "context_length_exceeded")])
     questions = {}
-    for name, question in request.questions.items():
-        if len(question.options) > 1:
-            turns = [{"role": "user", "content": shared + question_text(question)}]
-            ids = template.prompt_ids(tokenizer, turns, enable_thinking=False)
-            questions[name] = Asked(ids, options_ids(tokenizer, question, end))
-    prompts = [asked.ids for asked in questions.values()]
-    if not prompts:
-        return Prompts([], [], {})
-    state = common_prefix([_opened(tokenizer, template, shared), *prompts])
+    for name, question in open_questions.items():
+        turns = [{"role": "user", "content": shared + question_text(question)}]
+        ids = template.prompt_ids(tokenizer, turns, enable_thinking=False)
+        questions[name] = Asked(ids, options_ids(tokenizer, question, end))
+    check_room(questions, ctx)
+    state = common_prefix([opened, *(asked.ids for asked in questions.values())])
     prefix = common_prefix([_opened(tokenizer, template, request.prefix), state]) if request.prefix else []
     return Prompts(prefix, state, questions)
 
@@ -154,10 +160,10 @@ def common_prefix(sequences: Sequence[list[int]]) -> list[int]:
     return low[:count]
 
 
-def check_room(prompts: Prompts, ctx: int) -> None:
+def check_room(questions: Mapping[str, Asked], ctx: int) -> None:
     """InvalidRequest names every question whose prompt and longest option the context can't hold."""
     faults = []
-    for name, asked in prompts.questions.items():
+    for name, asked in questions.items():
         longest = max(map(len, asked.options))
         if len(asked.ids) + longest > ctx:
             msg = f"{len(asked.ids)} prompt tokens and an option of {longest} are more than the context of {ctx}"

@@ -61,10 +61,9 @@ def test_on_a_conversation(engine: Engine) -> None:
         own = len(ids) - held
         # the conversation's last id may not have been fed; the second question finds it pinned
         assert decision.prompt_tokens in ((own, own + 1) if number == 0 else (own,))
-        assert decision.option_tokens == sum(
-            len(o)
-            for o in options_ids(engine.tokenizer, as_question(text, OPTIONS), 0)  # type: ignore[arg-type]
-        )
+        assert engine.tokenizer is not None
+        answers = options_ids(engine.tokenizer, as_question(text, OPTIONS), 0)
+        assert decision.option_tokens == sum(map(len, answers))
     assert talk.conversation.messages == before
     fed = engine.stats.prefill_tokens
     list(talk.ask("Go on", think=False, cancel=after(6 * layers)))

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
 import typesafe_sdk
 from backports import zstd
 from engines import open_engine
+from hypothesis import HealthCheck, Phase, given, settings
 from typesafe_sdk import Box, Choice, Image, Noul, RetryPolicy, Score, TypeSafeClient
 
 from mimo_vk.engine import Engine
@@ -106,7 +108,7 @@ def test_pictures_and_boxes_are_refused_by_name(client: TypeSafeClient) -> None:
 
 
 def test_a_prompt_over_the_context_is_named(client: TypeSafeClient) -> None:
-    with pytest.raises(typesafe_sdk.TypeSafeUnprocessableEntityError, match=r"questions\.q: .*context of 512"):
+    with pytest.raises(typesafe_sdk.TypeSafeUnprocessableEntityError, match=r"state: .*context of 512"):
         client.system_one(state="word " * 600, questions={"q": NOUL})
 
 
@@ -133,6 +135,44 @@ def test_a_surrogate_in_the_request_comes_back_as_a_fault(tiny_server: LiveServe
     response = tiny_server.client.post("/v1/systemone", content=body)
     assert response.status_code == 422
     assert {fault["type"] for fault in response.json()["detail"]} == {"string_unicode", "union_tag_invalid"}
+
+
+def operation(server: LiveServer) -> Any:
+    return schemathesis.openapi.from_url(server.url + "/openapi.json")["/v1/systemone"]["POST"]
+
+
+FUZZ = settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+
+
+def test_what_the_description_allows_is_answered(tiny_server: LiveServer) -> None:
+    seen = set()
+
+    @FUZZ
+    @given(case=operation(tiny_server).as_strategy())
+    def run(case: Any) -> None:
+        response = case.call(timeout=60)
+        seen.add(response.status_code)
+        if response.status_code == 422:  # the one thing that the description can't tell
+            assert {fault["type"] for fault in response.json()["detail"]} == {"context_length_exceeded"}
+        else:
+            case.validate_response(response)
+            assert set(response.json()["answers"]) == set(case.body["questions"])
+
+    run()
+    assert 200 in seen
+
+
+def test_what_the_description_forbids_is_refused(tiny_server: LiveServer) -> None:
+    @FUZZ
+    @given(case=operation(tiny_server).as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))
+    def run(case: Any) -> None:
+        response = case.call(timeout=60)
+        assert response.status_code == 422, response.text
+        assert response.json()["detail"] and response.json()["error"]["message"]
+
+    run()
 
 
 def test_counted_and_given_up_when_the_client_leaves(tiny_server: LiveServer) -> None:

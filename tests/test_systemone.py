@@ -56,7 +56,7 @@ def request(**changes: Any) -> Request:
 
 def tokens(engine: Engine, wanted: Request) -> Prompts:
     assert engine.tokenizer is not None and engine.template is not None
-    return tokenise(engine.tokenizer, engine.template, wanted)
+    return tokenise(engine.tokenizer, engine.template, wanted, ctx=10_000)
 
 
 def cost(engine: Engine, work: Callable[[], Any]) -> tuple[Any, int]:
@@ -311,11 +311,11 @@ def test_255_options(engine: Engine) -> None:
 
 def test_a_prompt_that_is_too_long_is_named_before_anything_is_read(engine: Engine) -> None:
     asked = {"short": QUESTIONS["outage"], "long": {"type": "noul", "instructions": "so " * 600}}
-    wanted = request(questions=asked)
     before = engine.stats.prefill_tokens
-    with pytest.raises(InvalidRequest, match="context of 512") as caught:
-        answer(engine, engine.session(), wanted)
-    assert [fault.loc for fault in caught.value.faults] == [("body", "questions", "long")]
+    for changes, loc in (({}, ("questions", "long")), ({"state": "so " * 600}, ("state",))):
+        with pytest.raises(InvalidRequest, match="context of 512") as caught:
+            answer(engine, engine.session(), request(questions=asked, **changes))
+        assert [fault.loc for fault in caught.value.faults] == [("body", *loc)]
     assert engine.stats.prefill_tokens == before
 
 
