@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from mimo_vk.budget import (
 from mimo_vk.checkpoint import INDEX, SINGLE, Checkpoint
 from mimo_vk.config import Config, load_config
 from mimo_vk.errors import UsageError
+from mimo_vk.vulkan.setup import TierPlan, plan_tier, refuse_dense
 from mimo_vk.weights import check_names
 
 if TYPE_CHECKING:
@@ -40,13 +41,17 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     checkpoint = _open(directory, settings)
     if checkpoint is not None:
         check_names(checkpoint, config)
+    refuse_dense(settings)
     limit, source = memory_limit(settings)
     plan, misfit = settings_plan(config, settings, len(checkpoint.tensors) if checkpoint else 0), None
+    tier, about_device = plan_tier(settings, config, plan.chunk)
+    plan = replace(plan, tier=tier.ram_bytes if tier else 0)
     try:
         plan = fit(plan, limit, settings.cap, source)
     except UsageError as error:
         misfit = error
     facts = _facts(directory, config, checkpoint, plan, None if misfit is None else str(misfit), limit)
+    facts |= _device_facts(tier, about_device)
     if getattr(args, "json", False):
         print(json.dumps({**facts, "warnings": warnings}))
     else:
@@ -93,6 +98,15 @@ def _facts(
     }
 
 
+def _device_facts(tier: TierPlan | None, about: str) -> dict[str, Any]:
+    """What the device holds; ``device`` is the line about it, null where none is used and nothing is to be said."""
+    return {
+        "device": about or None,
+        "tier_slots": tier.slots if tier else 0,
+        "tier_bytes": tier.nbytes if tier else 0,
+    }
+
+
 def _report(facts: dict[str, Any], config: Config, plan: Plan, source: str) -> list[str]:
     full = sum(spec.window is None for spec in config.layers)
     window = next((spec.window for spec in config.layers if spec.window is not None), 0)
@@ -102,7 +116,7 @@ def _report(facts: dict[str, Any], config: Config, plan: Plan, source: str) -> l
         f"{plan.experts_per_token} a token; ctx {plan.ctx}, chunk {plan.chunk}, dense-bits {plan.dense_bits}"
     )
     return [head, "", *_columns(_memory_rows(plan, config, full, window) + _cache_rows(facts, plan, source)), "",
-            *_columns(_disk_rows(facts, plan))]  # fmt: skip
+            *_columns(_disk_rows(facts, plan) + _device_rows(facts, plan))]  # fmt: skip
 
 
 Row = tuple[str, int | None, str]
@@ -118,9 +132,10 @@ def _memory_rows(plan: Plan, config: Config, full: int, window: int) -> list[Row
         (f"    {rings} window layers", plan.kv_rings, f"{window} rows each"),
         ("  scratch", plan.scratch, f"a block of {plan.chunk} tokens"),
         ("  runtime", plan.runtime, "interpreter, compiled kernels, tokenizer, tables"),
-        ("  all but the expert cache", plan.fixed_bytes, ""),
     ]
-    return rows
+    if plan.tier:
+        rows.append(("  for the device", plan.tier, "its process, and its experts where it shares this memory"))
+    return [*rows, ("  all but the expert cache", plan.fixed_bytes, "")]
 
 
 def _cache_rows(facts: dict[str, Any], plan: Plan, source: str) -> list[Row]:
@@ -154,6 +169,16 @@ def _disk_rows(facts: dict[str, Any], plan: Plan) -> list[Row]:
         found,
         ("  read per token, cold", plan.cold_bytes_per_token, step),
     ]
+
+
+def _device_rows(facts: dict[str, Any], plan: Plan) -> list[Row]:
+    """The tier on a device, or why there is none."""
+    if not facts["device"]:
+        return []
+    rows: list[Row] = [("device", None, "GB")]
+    every = plan.layers_with_experts * plan.experts_per_layer
+    rows.append((f"  room for {facts['tier_slots']} experts", facts["tier_bytes"], f"of {every}; {facts['device']}"))
+    return rows
 
 
 def _columns(rows: list[Row]) -> list[str]:

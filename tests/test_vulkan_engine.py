@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mimo_vk import cli
 from mimo_vk.engine import Engine
 from mimo_vk.errors import ReadError, UsageError
 from mimo_vk.sampling import Sampler
@@ -261,6 +263,18 @@ def test_the_command_line(run_program: Callable[..., Any], tmp_path: Path) -> No
     assert "Vulkan" not in cpu.stderr
     assert "mimo-vk: device 0: llvmpipe" in device.stderr and "room for 80 experts (0.004 GB)" in device.stderr
     assert "mimo-vk: no Vulkan device: no driver is installed; running on the CPU" in none.stderr.splitlines()
+
+
+def test_the_plan_shows_the_tier(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["plan", "--model", str(tiny_checkpoint), "--cap", "4", "--json"]
+    assert cli.main([*flags, "--device", "0", "--tier-gb", str(gb(19))]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["tier_slots"], plan["tier_bytes"], plan["tier"]) == (19, 19 * SLOT, 150_000_000 + 19 * SLOT)
+    assert "llvmpipe" in plan["device"]
+    assert cli.main([*flags, "--cpu"]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert (without["device"], without["tier_slots"], without["tier"]) == (None, 0, 0)
+    assert plan["peak_bytes"] - without["peak_bytes"] == plan["tier"]
 
 
 def test_a_device_that_is_not_there(run_program: Callable[..., Any]) -> None:
