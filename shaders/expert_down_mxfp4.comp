@@ -29,6 +29,13 @@ layout(push_constant) uniform Push {
 
 #include "mxfp4.glsl"
 
+// Written out, as not every compiler unrolls the loop over rows.
+#define ROW(r)                                                                                         \
+    {                                                                                                  \
+        precise vec4 p = word_product(codes[code_at + 8 * r], x) * vec4(scale_of(scale, r));           \
+        acc[r] = acc[r] + p;                                                                           \
+    }
+
 void multiply(uint slot, uint row, uint tile, uint part, out float result[4]) {
     vec4 one[4], two[4], four[4], total[4];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
     uint code_base = slot * slot_stride, scale_base = 4 * code_base;
@@ -41,10 +48,7 @@ void multiply(uint slot, uint row, uint tile, uint part, out float result[4]) {
             uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
             uint scale = scales[scale_base + down_scales + item];
             uint code_at = code_base + down_codes + 4 * item - 3 * part;
-            for (int r = 0; r < 4; r++) {
-                precise vec4 p = word_product(codes[code_at + 8 * r], x) * vec4(scale_of(scale, r));
-                acc[r] = acc[r] + p;
-            }
+            ROW(0) ROW(1) ROW(2) ROW(3)
         }
         for (int r = 0; r < 4; r++) {
             precise vec4 sum = acc[r];

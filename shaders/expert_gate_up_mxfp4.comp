@@ -34,6 +34,15 @@ layout(push_constant) uniform Push {
 
 #include "mxfp4.glsl"
 
+// Written out, as not every compiler unrolls the loop over rows. A row of gate and the same of up.
+#define ROW(r)                                                                                                       \
+    {                                                                                                                \
+        precise vec4 g = word_product(codes[code_at + gate_codes + 8 * r], x) * vec4(scale_of(gate_scale, r));       \
+        precise vec4 u = word_product(codes[code_at + up_codes + 8 * r], x) * vec4(scale_of(up_scale, r));           \
+        acc[r] = acc[r] + g;                                                                                         \
+        acc[r + 4] = acc[r + 4] + u;                                                                                 \
+    }
+
 void multiply(uint slot, uint row, uint tile, uint part, out float gate[4], out float up[4]) {
     vec4 one[8], two[8], four[8], total[8];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
     uint code_base = slot * slot_stride, scale_base = 4 * code_base;
@@ -47,12 +56,7 @@ void multiply(uint slot, uint row, uint tile, uint part, out float gate[4], out 
             uint gate_scale = scales[scale_base + gate_scales + item];
             uint up_scale = scales[scale_base + up_scales + item];
             uint code_at = code_base + 4 * item - 3 * part;
-            for (int r = 0; r < 4; r++) {
-                precise vec4 g = word_product(codes[code_at + gate_codes + 8 * r], x) * vec4(scale_of(gate_scale, r));
-                acc[r] = acc[r] + g;
-                precise vec4 u = word_product(codes[code_at + up_codes + 8 * r], x) * vec4(scale_of(up_scale, r));
-                acc[r + 4] = acc[r + 4] + u;
-            }
+            ROW(0) ROW(1) ROW(2) ROW(3)
         }
         for (int r = 0; r < 8; r++) {
             precise vec4 sum = acc[r];
