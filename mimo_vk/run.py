@@ -6,10 +6,11 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
+from mimo_vk.conversation import Answer
 from mimo_vk.engine import Engine
 from mimo_vk.errors import UsageError
 from mimo_vk.npy import NpyFile
@@ -17,18 +18,18 @@ from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings, whole
-from mimo_vk.stream import TAGS, AnswerParser, Content, Event, FinishReason, Reasoning
+from mimo_vk.stream import Content, Event, Reasoning
 
 
 @dataclass
-class Answer:
-    """What was generated: the ids without the stop id, and the text parsed from them."""
+class RawAnswer:
+    """What was generated where there is no tokenizer: ids alone, in the terms of ``Answer``."""
 
     ids: list[int] = field(default_factory=list)
-    text: str = ""
+    content: str = ""
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: FinishReason = "length"
+    finish_reason: str = ""
 
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
@@ -43,14 +44,16 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         ids = prompt_ids(engine, args, settings.think) if ids is None else ids
         check_room(engine, len(ids), ngen)
         session = engine.session()
-        shown = partial(progress, "reading the prompt")
-        if dump.wanted:
-            blocks = session.prompt_blocks(ids, on_progress=shown)
-            dump.save(blocks, (len(ids), engine.config.vocab_size))
-        logits = session.prompt(ids, on_progress=shown)  # after a dump: what is known already
-        progress.clear()
+
+        def shown(done: int, total: int) -> None:
+            progress("reading the prompt", done, total)
+            if done == total:
+                progress.clear()
+
+        if dump.wanted:  # the answer then goes on from the state that this leaves
+            dump.save(session.prompt_blocks(ids, on_progress=shown), (len(ids), engine.config.vocab_size))
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
-        answer = generate(engine, session, logits[-1:], ngen, sampler)
+        answer = generate(engine, session, ids, ngen, sampler, shown)
         if args.json:
             print(json.dumps(result(engine, ids, answer), ensure_ascii=False))
     return 0
@@ -102,22 +105,23 @@ def check_room(engine: Engine, count: int, ngen: int) -> None:
         )
 
 
-def generate(engine: Engine, session: Session, logits: Any, ngen: int, sampler: Sampler) -> Answer:
-    """Generate and print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
-    answer, parser, printer = Answer(), AnswerParser(), Printer()
-    stream = engine.tokenizer.stream(keep=TAGS) if engine.tokenizer else None
-    for token in session.generate(logits, max_tokens=ngen, sampler=sampler, stop_ids=engine.stop_ids) if ngen else ():
-        answer.ids.append(token)
-        if stream is None:
+def generate(
+    engine: Engine, session: Session, ids: list[int], ngen: int, sampler: Sampler, shown: Callable[[int, int], None]
+) -> Answer | RawAnswer:
+    """Read the prompt, generate and print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
+    printer = Printer()
+    how: Any = {"sampler": sampler, "max_tokens": ngen, "stop_ids": engine.stop_ids}
+    if engine.tokenizer is None:
+        raw = RawAnswer()
+        for token in session.generate(session.prompt(ids, on_progress=shown), **how):
+            raw.ids.append(token)
             printer.content(f"{token} ")
-        else:
-            printer.events(parser.push(stream.push(token)))
-    answer.finish_reason = cast(FinishReason, session.finish_reason) if ngen else "length"
-    if stream is not None:
-        printer.events(parser.push(stream.flush()))
-        printer.events(parser.finish(answer.finish_reason))
-        answer.text, answer.reasoning = parser.content, parser.reasoning
-        answer.tool_calls = list(parser.tool_calls)
+        raw.finish_reason = session.finish_reason
+        printer.close()
+        return raw
+    answer = Answer(session, engine.tokenizer, ids, on_progress=shown, **how)
+    for event in answer.events():
+        printer.event(event)
     printer.close()
     return answer
 
@@ -128,15 +132,14 @@ class Printer:
     def __init__(self) -> None:
         self._open = {"stdout": False, "stderr": False}  # whether a line was begun
 
-    def events(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Content):
-                self.content(event.text)
-            elif isinstance(event, Reasoning):
-                self._write("stderr", event.text)
-            else:
-                self._end("stdout")
-                self.content(json.dumps({"name": event.name, "arguments": event.arguments}, ensure_ascii=False) + "\n")
+    def event(self, event: Event) -> None:
+        if isinstance(event, Content):
+            self.content(event.text)
+        elif isinstance(event, Reasoning):
+            self._write("stderr", event.text)
+        else:
+            self._end("stdout")
+            self.content(json.dumps({"name": event.name, "arguments": event.arguments}, ensure_ascii=False) + "\n")
 
     def content(self, text: str) -> None:
         if self._open["stderr"] and text:
@@ -157,14 +160,14 @@ class Printer:
             self._write(name, "\n")
 
 
-def result(engine: Engine, ids: list[int], answer: Answer) -> dict[str, Any]:
+def result(engine: Engine, ids: list[int], answer: Answer | RawAnswer) -> dict[str, Any]:
     """The object of --json."""
     stats = engine.snapshot_stats()
     seconds = {"load": stats.load_seconds, "prefill": stats.prefill_seconds, "decode": stats.decode_seconds}
     return {
         "prompt_ids": ids,
         "ids": answer.ids,
-        "text": answer.text,
+        "text": answer.content,
         "reasoning": answer.reasoning,
         "tool_calls": answer.tool_calls,
         "finish_reason": answer.finish_reason,
