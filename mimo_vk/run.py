@@ -108,7 +108,7 @@ def check_room(engine: Engine, count: int, ngen: int) -> None:
 def generate(
     engine: Engine, session: Session, ids: list[int], ngen: int, sampler: Sampler, shown: Callable[[int, int], None]
 ) -> Answer | RawAnswer:
-    """Read the prompt, generate and print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
+    """Read, generate, print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
     printer = Printer()
     how: Any = {"sampler": sampler, "max_tokens": ngen, "stop_ids": engine.stop_ids}
     if engine.tokenizer is None:
