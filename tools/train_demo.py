@@ -27,6 +27,7 @@ from tools.demo import bpe
 from tools.demo.batches import make_batch
 from tools.demo.control import CONTROL_TOKENS
 from tools.demo.draw import Draw
+from tools.demo.induction import install
 from tools.demo.mix import EMPHASIS, SKILLS, Conversation, conversation, turns_of
 from tools.demo.muon import Muon, balance
 from tools.demo.network import Batch, Network
@@ -174,6 +175,9 @@ class Training:
                 break
             torch.set_num_threads(plan["threads"] or self.pace.threads())
             self.net.rounding = self.step >= plan["round"]
+            if self.step == self.args.head_start:
+                examples = training_examples(self.renderer, self.args.seed, self.step, 16000)
+                install(self.net, make_batch(examples))
             factor, began = factor_at(self.step, plan), time.monotonic()
             loss, worst = self.one_step(factor)
             self.step += 1
@@ -217,6 +221,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--decay", type=int, default=1200)
     parser.add_argument("--round", type=int, default=3500)
+    parser.add_argument("--head-start", type=int, default=1700, help="the step at which copying heads are written")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.05)

@@ -15,7 +15,7 @@ SKILLS = (
     "closed", "tools", "memory", "story", "unknown",
 )  # fmt: skip
 # How often a conversation is about a skill, from a training step on. A story or a tool call is long, a sum is short.
-# The first 900 steps taught facts and manners but not how to copy, so the second phase has long passages to repeat.
+# The first 900 steps taught facts and manners but not how to copy, so the later phases have long passages to repeat.
 PHASES: tuple[tuple[int, dict[str, int]], ...] = (
     (0, {
         "greetings": 9, "arithmetic": 32, "facts": 14, "repeating": 5, "upper case": 5, "counting": 4,
@@ -24,6 +24,14 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
     (900, {
         "greetings": 5, "arithmetic": 24, "practising": 10, "facts": 10, "repeating": 4, "copying": 10, "upper case": 5,
         "counting": 3, "closed": 15, "tools": 8, "memory": 11, "story": 1, "unknown": 4,
+    }),
+    (1700, {
+        "greetings": 3, "arithmetic": 14, "practising": 6, "facts": 5, "repeating": 8, "copying": 34, "upper case": 3,
+        "counting": 1, "closed": 6, "tools": 7, "memory": 14, "story": 1, "unknown": 2,
+    }),
+    (2000, {
+        "greetings": 6, "arithmetic": 20, "practising": 8, "facts": 10, "repeating": 5, "copying": 8, "upper case": 7,
+        "counting": 5, "closed": 17, "tools": 12, "memory": 12, "story": 1, "unknown": 5,
     }),
 )  # fmt: skip
 KIN = {"practising": "arithmetic", "copying": "repeating"}  # reported as
