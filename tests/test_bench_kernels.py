@@ -24,7 +24,7 @@ def test_what_is_counted():
 
 
 @pytest.mark.parametrize("kind", bench_kernels.KINDS)
-def test_flops_and_bytes(kind):  # type: ignore[no-untyped-def]
+def test_flops_and_bytes(kind):
     results = list(bench_kernels.linear_results(ONE_THREAD, Limits(1, 0.0), [kind], [1, 3], SHAPE))
     assert [(r.rows, r.flops, r.bytes) for r in results] == [(n, 2.0 * 16 * 512 * n, BYTES[kind]) for n in (1, 3)]
     assert all(min(r.seconds, r.read_gbps, r.copy_gbps, r.peak_gflops) > 0 for r in results)

@@ -22,7 +22,7 @@ BACKENDS = {"two threads": CompiledOps(2), "one thread": CompiledOps(1), "portab
 
 
 @pytest.fixture(params=BACKENDS)
-def ops(request) -> CompiledOps:  # type: ignore[no-untyped-def]
+def ops(request) -> CompiledOps:
     return BACKENDS[request.param]
 
 
@@ -37,7 +37,7 @@ def assert_same(ops: CompiledOps, matrix: Matrix, x: F32) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outputs", [1, 7, 130])
-def test_shapes(ops, kind, outputs):  # type: ignore[no-untyped-def]
+def test_shapes(ops, kind, outputs):
     rng = np.random.default_rng(outputs)
     columns = [32, 96, 256, 4128] + ([] if kind == "mxfp4" else [5, 33, 131])
     for k in columns:
@@ -47,7 +47,7 @@ def test_shapes(ops, kind, outputs):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_the_others(kind):  # type: ignore[no-untyped-def]
+def test_a_row_does_not_depend_on_the_others(kind):
     rng = np.random.default_rng(3)
     matrix, x = random_matrix(rng, kind, 70, 544), random_x(rng, 70, 544)
     whole = BACKENDS["two threads"].linear(matrix, x)
@@ -55,7 +55,7 @@ def test_a_row_does_not_depend_on_the_others(kind):  # type: ignore[no-untyped-d
         assert BACKENDS["one thread"].linear(matrix, x[i : i + 1]).tobytes() == whole[i].tobytes()
 
 
-def test_every_code_and_scale_of_mxfp4(ops):  # type: ignore[no-untyped-def]
+def test_every_code_and_scale_of_mxfp4(ops):
     """All 16 codes in every column of a word, under every scale byte but NaN's, each product alone in its row."""
     k = 32
     codes = np.zeros((16 * 8 * 255, k // 2), np.uint8)
@@ -69,7 +69,7 @@ def test_every_code_and_scale_of_mxfp4(ops):  # type: ignore[no-untyped-def]
         assert_same(ops, matrix, x)
 
 
-def test_every_code_of_fp8(ops):  # type: ignore[no-untyped-def]
+def test_every_code_of_fp8(ops):
     codes = np.zeros((254 * 4, 4), np.uint8)
     values = [code for code in range(256) if code & 0x7F != 0x7F]
     for row, (i, column) in enumerate(np.ndindex(254, 4)):
@@ -96,7 +96,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EXTREMES)
-def test_extremes(ops, kind, name):  # type: ignore[no-untyped-def]
+def test_extremes(ops, kind, name):
     """A few numbers of that sort among ordinary ones, and rows made of them alone."""
     rng = np.random.default_rng(5)
     matrix = random_matrix(rng, kind, 40, 416)
@@ -108,7 +108,7 @@ def test_extremes(ops, kind, name):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("low", [0, 1, 100, 240])
-def test_small_and_large_scales(ops, low):  # type: ignore[no-untyped-def]
+def test_small_and_large_scales(ops, low):
     rng = np.random.default_rng(low)
     matrix = random_mxfp4(rng, 20, 288, low, min(low + 12, 254))
     for factor in (1e-30, 1.0, 1e30):
@@ -131,7 +131,7 @@ def at_the_end_of_a_page(array: np.ndarray, region: mmap.mmap, end: int) -> np.n
 
 
 @pytest.fixture
-def guarded():  # type: ignore[no-untyped-def]
+def guarded():
     """A mapping whose last page can't be touched, and the offset where that page begins."""
     size = 1 << 20
     region = mmap.mmap(-1, size)
@@ -145,7 +145,7 @@ def guarded():  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [32, 96, 160, 256, 416, 544])
-def test_nothing_is_read_past_the_end(ops, guarded, kind, k):  # type: ignore[no-untyped-def]
+def test_nothing_is_read_past_the_end(ops, guarded, kind, k):
     """Codes, then scales, end where a page begins that can't be read."""
     rng = np.random.default_rng(k)
     region, end = guarded
@@ -159,7 +159,7 @@ def test_nothing_is_read_past_the_end(ops, guarded, kind, k):  # type: ignore[no
             assert_same(ops, type(matrix)(**parts), x[:n])
 
 
-def test_rows_at_odd_addresses_and_apart(ops):  # type: ignore[no-untyped-def]
+def test_rows_at_odd_addresses_and_apart(ops):
     """Rows of a mapped file may start anywhere and lie any distance apart."""
     rng = np.random.default_rng(8)
     x = random_x(rng, 2, 288)
@@ -173,7 +173,7 @@ def test_rows_at_odd_addresses_and_apart(ops):  # type: ignore[no-untyped-def]
         assert_same(ops, MatrixBF16(odd), x[:n])
 
 
-def test_inputs_that_are_not_plain_arrays(ops):  # type: ignore[no-untyped-def]
+def test_inputs_that_are_not_plain_arrays(ops):
     rng = np.random.default_rng(9)
     matrix, x = random_matrix(rng, "f32", 6, 64), random_x(rng, 4, 128)
     frozen = x[:, :64].copy()
@@ -184,7 +184,7 @@ def test_inputs_that_are_not_plain_arrays(ops):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70])
-def test_experts(ops, rows):  # type: ignore[no-untyped-def]
+def test_experts(ops, rows):
     """Several experts, some with one pair, some with many, one with none, rows in any order."""
     rng = np.random.default_rng(rows)
     hidden, inner = 352, 64

@@ -11,6 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 
 from tests.live_server import LiveServer
 from tests.test_server_chat import HISTORY, TIME, WEATHER
@@ -119,7 +120,7 @@ def test_the_description_itself(echo_server: LiveServer) -> None:
     document = echo_server.client.get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=echo_server.url)
-    operations = [one.ok() for one in schema.get_all_operations()]
+    operations = [one.ok() for one in schema.get_all_operations() if isinstance(one, Ok)]
     assert len(operations) >= 9
     for operation in operations:
 
