@@ -1,7 +1,7 @@
-"""A head start for copying: a previous-token head and an induction head, written into the weights once, then trained."""
+"""A head start for copying: a previous-token head and an induction head, written into the weights once.
 
 Copying (names, words, tool arguments) needs two layers to work together: a head that looks at the token before, and one
-that looks for places whose token before was the present one (Olsson and others, 2022, https://arxiv.org/abs/2209.11895).
+that looks for places whose token before was the present one (Olsson and others, https://arxiv.org/abs/2209.11895).
 Small models find this late, and suddenly; here it is given, in a window layer and the full layer after it. What is
 linear in it (which directions say the token, which are free) is fitted to a batch of data by least squares.
 """
