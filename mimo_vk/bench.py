@@ -25,6 +25,8 @@ from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
+from mimo_vk.vulkan import bench_device
+from mimo_vk.vulkan.listing import DeviceInfo
 
 PROMPTS = (32, 128)  # tokens read
 DECODE = 32  # tokens generated, after a prompt of PROMPTS[0]
@@ -55,8 +57,10 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 
         with Engine.open(settings, progress) as engine:
             report = measure(engine, progress, show, REPEAT)
+            device = engine.tier.client.info if engine.tier else None
         if args.kernels:
             report["kernels"] = kernels(settings, show)
+            report["device_kernels"] = device_kernels(device, show) if device else []
     if args.json:
         print(json.dumps(report))
     return 0
@@ -100,6 +104,16 @@ def kernels(settings: Settings, show: Callable[[str], None]) -> list[Report]:
         show(result.line())
         results.append({**asdict(result), "gflops": result.gflops, "gbps": result.gbps})
     return results
+
+
+def device_kernels(info: DeviceInfo, show: Callable[[str], None]) -> list[Report]:
+    """Each kernel on the device, beside what it copies."""
+    show(f"device {info.describe()}")
+    show(bench_device.HEADER)
+    results = bench_device.measure(info)
+    for result in results:
+        show(result.line())
+    return [{**asdict(result), "gbps": result.gbps} for result in results]
 
 
 class _Bench:

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpu_fallback.reference import ReferenceOps
 from mimo_vk.formats import Expert
 from mimo_vk.vulkan import client as client_module
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.client import DeviceClient, TierGone
+from mimo_vk.vulkan.messages import receive
 from tests.matrices import random_expert, random_x
 from tests.vulkan_device import assert_same_bits, reference, software_device
 
@@ -65,6 +67,39 @@ def test_steps_and_uploads_in_the_order_sent(client: DeviceClient, experts: list
     assert client.step_seconds > 0
 
 
+def test_an_answer_that_was_lost_to_an_interrupt(client: DeviceClient, experts: list[Expert]) -> None:
+    """The next answers still belong to their questions, and no staging place is lost."""
+    x = random_x(np.random.default_rng(1), 3, SHAPE.hidden)
+    pairs = np.array([(0, 1), (1, 2)], np.uint32)
+    for slot in range(2):
+        upload(client, experts[slot], slot)
+    client.start_step(x, pairs[:1])
+    for _ in range(3):  # two uploads, and a step of which nobody hears
+        client._connection.settimeout(30)
+        assert receive(client._connection) is not None
+    client.start_step(x, pairs)
+    assert_same_bits(client.finish_step(2), reference(experts, pairs, x))
+    assert not client._asked and len(client._free) == SHAPE.staging
+
+
+def test_the_device_works_beside_the_cpu(experts: list[Expert]) -> None:
+    """A trace of both: the CPU computes an expert of the release's size while the device computes another."""
+    flash = TierShape(4096, 2048, top_k=1, max_rows=1, staging=1)
+    rng = np.random.default_rng(2)
+    expert, x, ops = random_expert(rng, 4096, 2048), random_x(rng, 1, 4096), ReferenceOps()
+    with DeviceClient(software_device(), flash, 1) as client:
+        client.wait_ready()
+        upload(client, expert, 0)
+        client.start_step(x, np.array([(0, 0)], np.uint32))
+        began = time.monotonic()
+        for _ in range(3):
+            ops.linear(expert.down, x[:, :2048])
+        ended = time.monotonic()
+        client.finish_step(1)
+        first, last = client.last_step
+    assert min(ended, last) - max(began, first) > 0.5 * (last - first), (began, ended, first, last)
+
+
 @pytest.mark.parametrize("when", ["idle", "step"])
 def test_a_killed_process(client: DeviceClient, experts: list[Expert], when: str) -> None:
     upload(client, experts[0], 0)
@@ -73,7 +108,7 @@ def test_a_killed_process(client: DeviceClient, experts: list[Expert], when: str
         os.kill(client.pid, signal.SIGSTOP)  # so that the step is surely not done
         client.start_step(x, pairs)
     os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(TierGone, match=r"signal 9|ended by itself"):
+    with pytest.raises(TierGone, match=r"signal 9"):
         client.start_step(x, pairs) if when == "idle" else None
         client.finish_step(2)
     assert client.gone and not client.can_upload

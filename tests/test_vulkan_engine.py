@@ -140,8 +140,7 @@ def stop_then_kill(client: Any) -> None:
 
 def bad_message(client: Any) -> None:
     """An exception in the middle of the process's work."""
-    client._connection.send(b'["step", 1, "none"]')
-    client._asked.append(("step", 0))
+    client._ask("step", 1, "none")
 
 
 @pytest.mark.parametrize("harm", [kill, stop_then_kill, bad_message], ids=lambda harm: harm.__name__)

@@ -105,7 +105,7 @@ def test_counts_stay_finite_for_ever() -> None:
     for _ in range(400 * HALF_LIFE):
         tier.used(1, [0])
     tier.used(1, [5])
-    assert np.isfinite(tier._score[1]).all() and tier._score[1][0] > tier._score[1][5] > 0
+    assert np.isfinite(tier._scores).all() and tier._scores[1, 0] > tier._scores[1, 5] > 0
 
 
 def test_a_long_prompt_does_not_empty_it() -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -35,6 +36,15 @@ main({connection}, {arena}, {info!r}, {shape!r}, {slots})
 """
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A message that is not answered yet."""
+
+    number: int
+    kind: str
+    values: tuple[int, ...] = ()
+
+
 class TierGone(MimoError):
     """The device process can't be used any more."""
 
@@ -49,10 +59,12 @@ class DeviceClient:
         self.max_slots = max_slots
         self.slots = 0
         self.gone = ""  # why, once it is
-        self.step_seconds = 0.0  # that the device process worked on steps
+        self.last_step = (0.0, 0.0)  # when the device process began and ended it, on the system's monotonic clock
+        self.step_seconds = 0.0  # of all steps
         self.arena = Arena(shape)
         self._free = deque(range(shape.staging))
-        self._asked: deque[tuple[str, int]] = deque()  # what is unanswered: kind, staging place
+        self._number = 0
+        self._asked = deque([_Asked(0, "ready")])  # what is unanswered
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = START.format(
             root=ROOT, connection=theirs.fileno(), arena=self.arena.fd, info=info.as_json(), shape=shape.as_json(),
@@ -66,13 +78,12 @@ class DeviceClient:
 
     def wait_ready(self) -> int:
         """Wait until the first slab is there; the number of its slots. Errors: TierGone."""
-        self._asked.append(("ready", 0))
         self._drain("ready", START_SECONDS)
         return self.slots
 
     def grow(self) -> int:
         """Ask for one more slab, and wait; how many slots there are then. Errors: TierGone."""
-        self._ask("grow", ["grow"])
+        self._ask("grow")
         self._drain("grow", ANSWER_SECONDS)
         return self.slots
 
@@ -89,32 +100,33 @@ class DeviceClient:
         """Send an expert to a slot. It is copied at once, and later steps find it. Only when ``can_upload``."""
         place = self._free.popleft()
         self.shape.layout.store(expert, self.arena.staging[place])
-        self._ask("upload", ["upload", slot, place], place)
+        self._ask("upload", slot, place)
 
     def start_step(self, x: F32, pairs: NDArray[np.uint32]) -> None:
         """Begin y[p] = expert in slot pairs[p, 0] times row pairs[p, 1] of x [rows, hidden]; slots non-decreasing."""
         permute_rows(x, self.arena.x[: len(x)])
         self.arena.pairs[: len(pairs)] = pairs
-        self._ask("step", ["step", len(x), len(pairs)])
+        self._ask("step", len(x), len(pairs))
 
     def finish_step(self, count: int) -> F32:
         """Wait for the step's results [count, hidden], valid until the next step. Errors: TierGone."""
         self._drain("step", ANSWER_SECONDS)
         return self.arena.y[:count]
 
-    def _ask(self, kind: str, message: Message, place: int = 0) -> None:
+    def _ask(self, kind: str, *values: int) -> None:
         if self.gone:
             raise TierGone(self.gone)
+        self._number += 1
+        self._asked.append(_Asked(self._number, kind, values))
         try:
             self._connection.setblocking(True)
-            send(self._connection, message)
+            send(self._connection, [self._number, kind, *values])
         except OSError:
-            self._end("it ended by itself")
-        self._asked.append((kind, place))
+            self._end(self._how_it_ended())
 
     def _drain(self, kind: str, seconds: float) -> None:
         """Take answers until the last one of a kind has come."""
-        while any(asked == kind for asked, _ in self._asked):
+        while any(asked.kind == kind for asked in self._asked):
             self._take(seconds)
         if self.gone:
             raise TierGone(self.gone)
@@ -134,13 +146,18 @@ class DeviceClient:
             self._end(self._how_it_ended())
         if message[0] == "failed":
             self._end(str(message[1]))
-        kind, place = self._asked.popleft()
-        if kind == "upload":
-            self._free.append(place)
-        elif kind == "step":
-            self.step_seconds += message[1]
-        else:
-            self.slots = message[1]
+        # An interrupt may have lost an answer: what is older than this one is answered too.
+        while self._asked and self._asked[0].number <= message[0]:
+            self._answered(self._asked.popleft(), message[1:])
+
+    def _answered(self, asked: _Asked, result: Message) -> None:
+        if asked.kind == "upload":
+            self._free.append(asked.values[1])
+        elif asked.kind == "step" and len(result) == 2:
+            self.last_step = result[0], result[1]
+            self.step_seconds += result[1] - result[0]
+        elif asked.kind in ("ready", "grow") and len(result) == 1:
+            self.slots = result[0]
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

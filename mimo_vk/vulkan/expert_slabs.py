@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mimo_vk.formats import F32, U8
 from mimo_vk.vulkan.arena import TierShape
-from mimo_vk.vulkan.device import Device, DeviceError, Program, view
+from mimo_vk.vulkan.device import Device, DeviceError, Pipeline, Program, view
 from mimo_vk.vulkan.kernels import COPY, DOWN, GATE_UP
 from mimo_vk.vulkan.layout import ROUND, ROWS
 
@@ -51,12 +51,12 @@ class ExpertSlabs:
         self._host = device.info.shares_memory  # slabs that the host writes straight into
         self._tracks = 1 if device.info.kind == "CPU" else TRACKS
         words = shape.max_rows * self._layout.rounds * ROUND
-        self._table = device.host(2 + 2 * shape.max_pairs, np.uint32)
+        self.table = device.host(2 + 2 * shape.max_pairs, np.uint32)
         self._x = device.host(words) if self._host else device.device(words)
         self._send_x = None if self._host else device.upload([self._x])
         sizes = sorted({shape.top_k, shape.max_pairs})
-        self._buffers = [Buffers(device, shape, pairs) for pairs in sizes]
-        self._slabs: list[Slab] = []
+        self.buffers = [Buffers(device, shape, pairs) for pairs in sizes]
+        self.slabs: list[Slab] = []
         if not self._host:
             self._staging = device.host(self._layout.slot_bytes // 4, np.uint32)
             self._place = device.host(4, np.uint32)
@@ -65,7 +65,7 @@ class ExpertSlabs:
     @property
     def slots(self) -> int:
         """Slots that there are so far."""
-        return sum(slab.slots for slab in self._slabs)
+        return sum(slab.slots for slab in self.slabs)
 
     def grow(self) -> int:
         """Add a slab, a smaller one where a whole one doesn't fit; returns how many slots there are then."""
@@ -82,47 +82,52 @@ class ExpertSlabs:
         words = count * self._layout.slot_bytes // 4
         make = self._device.host if self._host else self._device.storage
         slab = Slab(make(words, np.uint32), self.slots, count)
-        slab.programs = [self._program(slab, buffers) for buffers in self._buffers]
+        slab.programs = [self._program(slab, buffers) for buffers in self.buffers]
         if not self._host:
             pipeline = self._device.pipeline(
                 COPY, [self._place, self._staging, slab.tensor], (COPY_GROUPS, 1, 1),
                 {"count": self._layout.slot_bytes // 16},
             )  # fmt: skip
             self._copies.append(Program(self._device).dispatch(pipeline, [slab.tensor]))
-        self._slabs.append(slab)
+        self.slabs.append(slab)
 
     def _program(self, slab: Slab, buffers: Buffers) -> Program:
+        up, down = self.pipelines(slab, buffers)
+        return Program(self._device).dispatch(up, [buffers.act]).dispatch(down, [buffers.y])
+
+    def pipelines(self, slab: Slab, buffers: Buffers) -> tuple[Pipeline, Pipeline]:
+        """Gate and up with SwiGLU into ``buffers.act``; down from there into ``buffers.y``."""
         layout, tracks = self._layout, min(self._tracks, buffers.pairs)
         weights = [slab.tensor, slab.tensor]
         up = self._device.pipeline(
             GATE_UP,
-            [self._table, self._x, *weights, buffers.act],
+            [self.table, self._x, *weights, buffers.act],
             (layout.act_rounds * ROUND // ROWS // GATE_UP.local_size, tracks, 1),
             layout.gate_up_push(),
             self._constants,
         )
         down = self._device.pipeline(
             DOWN,
-            [self._table, buffers.act, *weights, buffers.y],
+            [self.table, buffers.act, *weights, buffers.y],
             (-(-layout.hidden // ROWS // DOWN.local_size), tracks, 1),
             layout.down_push(),
             self._constants,
         )
-        return Program(self._device).dispatch(up, [buffers.act]).dispatch(down, [buffers.y])
+        return up, down
 
     def upload(self, slot: int, stored: U8) -> None:
         """Put an expert, as ``SlotLayout.store`` wrote it, into a slot."""
         index, at = self._find(slot)
         expert, size = self._layout.parts(stored), self._layout.slot_bytes
         if self._host:
-            self._layout.pack(expert, view(self._slabs[index].tensor).view(np.uint8)[at * size : (at + 1) * size])
+            self._layout.pack(expert, view(self.slabs[index].tensor).view(np.uint8)[at * size : (at + 1) * size])
             return
         self._layout.pack(expert, view(self._staging).view(np.uint8))
         view(self._place)[0] = at * size // 16
         self._copies[index].run()
 
     def _find(self, slot: int) -> tuple[int, int]:
-        for index, slab in enumerate(self._slabs):
+        for index, slab in enumerate(self.slabs):
             if slab.first <= slot < slab.first + slab.slots:
                 return index, slot - slab.first
         raise DeviceError(f"slot {slot} of {self.slots}")
@@ -134,11 +139,11 @@ class ExpertSlabs:
         view(self._x)[: x.size] = x.ravel()
         if self._send_x is not None:
             self._send_x.eval()
-        which = next(i for i, buffers in enumerate(self._buffers) if len(pairs) <= buffers.pairs)
-        buffers, hidden = self._buffers[which], self._shape.hidden
+        which = next(i for i, buffers in enumerate(self.buffers) if len(pairs) <= buffers.pairs)
+        buffers, hidden = self.buffers[which], self._shape.hidden
         for slab, first, last in self._by_slab(pairs):
             count = last - first
-            table = view(self._table)
+            table = view(self.table)
             table[0] = count
             table[2 : 2 + 2 * count] = (pairs[first:last] - np.array([slab.first, 0], np.uint32)).ravel()
             slab.programs[which].run()
@@ -146,15 +151,15 @@ class ExpertSlabs:
 
     def warm_up(self) -> None:
         """Run each program once without a pair: drivers compile at the first run."""
-        view(self._table)[0] = 0
-        for slab in self._slabs:
+        view(self.table)[0] = 0
+        for slab in self.slabs:
             for program in slab.programs:
                 program.run()
 
     def _by_slab(self, pairs: NDArray[np.uint32]) -> Iterator[tuple[Slab, int, int]]:
         slots = pairs[:, 0]
         first = 0
-        for slab in self._slabs:
+        for slab in self.slabs:
             last = int(np.searchsorted(slots, slab.first + slab.slots))
             if first < last:
                 yield slab, first, last

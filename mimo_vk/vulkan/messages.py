@@ -1,8 +1,9 @@
 """What the program and its device process say to each other: JSON lists, one a packet; bulk goes through the arena.
 
-The program sends ``["grow"]``, ``["step", rows, pairs]``, ``["upload", slot, staging]``; each is answered in order by
-``["grown", slots]``, ``["stepped", seconds]``, ``["uploaded"]``, or by ``["failed", why]``, which is the last.
-The first packet the process sends is ``["ready", slots]``.
+The program sends ``[number, "grow"]``, ``[number, "step", rows, pairs]``, ``[number, "upload", slot, staging]``, and
+counts the numbers from 1. Each is answered in order by its number and what came of it: the slots that there are, when
+the step began and ended (seconds of the system's monotonic clock), nothing. The process's first packet is
+``[0, slots]``; when something fails ``["failed", why]`` is its last.
 """
 
 from __future__ import annotations

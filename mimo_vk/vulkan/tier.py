@@ -44,17 +44,15 @@ class Tier:
         self.limit = client.max_slots
         self._rate = rate
         self._left = rate  # of this forward pass
-        self._slot_of = {layer: np.full(count, -1, np.int32) for layer, count in experts.items()}
-        self._score = {layer: np.zeros(count) for layer, count in experts.items()}
-        self._owner: list[tuple[int, int]] = []  # layer and expert of each slot in use
+        most = max(experts.values())
+        self._scores = np.zeros((max(experts) + 1, most))  # by layer and expert
+        self._slot_of = np.full(self._scores.shape, -1, np.int32)
+        self._owner = np.zeros((self.limit, 2), np.int32)  # layer and expert of each slot
+        self._coldest: tuple[int, float] | None = None  # a slot, and the score that made it the coldest
+        self.resident = 0  # experts on the device: slots in use
         self._weight = 1.0  # of a use now; it grows instead of all counts shrinking
         self._last_layer = -1
         self.gone = False
-
-    @property
-    def resident(self) -> int:
-        """Experts on the device."""
-        return len(self._owner)
 
     def used(self, layer: int, experts: Sequence[int]) -> None:
         """Count a layer's experts of a forward pass. Layers come in increasing order; a smaller one starts a pass."""
@@ -64,7 +62,7 @@ class Tier:
             if self._weight > LARGEST_WEIGHT:
                 self._rescale()
         self._last_layer = layer
-        self._score[layer][list(experts)] += self._weight
+        self._scores[layer, experts] += self._weight
 
     def slots(self, layer: int) -> Index:
         """Each expert's slot on the device, -1 for none. A view: uploads change it."""
@@ -77,17 +75,16 @@ class Tier:
         """
         if self.gone or self._left <= 0 or self._slot_of[layer][expert] >= 0 or not self.client.can_upload:
             return False
-        slot = self._slot_for(self._score[layer][expert])
+        slot = self._slot_for(self._scores[layer, expert])
         if slot is None:
             return False
         self.client.upload(weights, slot)
-        if slot < len(self._owner):
-            old_layer, old_expert = self._owner[slot]
-            self._slot_of[old_layer][old_expert] = -1
-            self._owner[slot] = (layer, expert)
-        else:
-            self._owner.append((layer, expert))
-        self._slot_of[layer][expert] = slot
+        if slot < self.resident:
+            self._slot_of[tuple(self._owner[slot])] = -1
+        self.resident = max(self.resident, slot + 1)
+        self._owner[slot] = layer, expert
+        self._slot_of[layer, expert] = slot
+        self._coldest = None
         self._left -= 1
         self.stats.uploads += 1
         return True
@@ -100,31 +97,34 @@ class Tier:
 
     def _slot_for(self, score: float) -> int | None:
         """A free slot, or the coldest expert's if it is cold enough."""
-        if len(self._owner) == self.client.slots < self.limit and self.client.grow() == len(self._owner):
+        if self.resident == self.client.slots < self.limit and self.client.grow() == self.resident:
             log.warning("the device has room for %d experts of the %d asked for", self.client.slots, self.limit)
             self.limit = self.client.slots
-        if len(self._owner) < self.client.slots:
-            return len(self._owner)
-        coldest = min(range(len(self._owner)), key=lambda slot: self._score_in(slot))
-        return coldest if score > self._score_in(coldest) + HOTTER_BY * self._weight else None
+        if self.resident < self.client.slots:
+            return self.resident
+        slot, coldest = self._find_coldest()
+        return slot if score > coldest + HOTTER_BY * self._weight else None
 
-    def _score_in(self, slot: int) -> float:
-        layer, expert = self._owner[slot]
-        return float(self._score[layer][expert])
+    def _find_coldest(self) -> tuple[int, float]:
+        """The slot with the lowest score. Scores only grow, so it stays the coldest until its own score changes."""
+        if self._coldest is None or self._scores[tuple(self._owner[self._coldest[0]])] != self._coldest[1]:
+            scores = self._scores[self._owner[: self.resident, 0], self._owner[: self.resident, 1]]
+            slot = int(scores.argmin())
+            self._coldest = slot, float(scores[slot])
+        return self._coldest
 
     def _rescale(self) -> None:
-        for scores in self._score.values():
-            scores /= self._weight
+        self._scores /= self._weight
         self._weight = 1.0
+        self._coldest = None
 
     def drop(self, error: TierGone) -> None:
         """The device is lost: hold nothing from now on, and say so once."""
         if not self.gone:
             self.gone = True
             log.warning("the device is no longer used: %s; going on on the CPU", error)
-        self._owner.clear()
-        for slots in self._slot_of.values():
-            slots.fill(-1)
+        self.resident = 0
+        self._slot_of.fill(-1)
         self.client.close()
 
     def close(self) -> None:

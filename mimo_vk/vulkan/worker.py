@@ -25,7 +25,7 @@ def main(connection_fd: int, arena_fd: int, info: str, shape: str, max_slots: in
         try:
             device = Device(DeviceInfo.from_json(info))
             slabs = open_slabs(device, arena, TierShape.from_json(shape), max_slots)
-            send(connection, ["ready", slabs.slots])
+            send(connection, [0, slabs.slots])
             serve(connection, arena, slabs)
         except ConnectionError:
             return  # the parent is gone
@@ -52,13 +52,13 @@ def serve(connection: socket.socket, arena: Arena, slabs: ExpertSlabs) -> None:
 def answer(message: Message, arena: Arena, slabs: ExpertSlabs) -> Message:
     """Do what one packet asks for. Errors: DeviceError, and whatever kp raises."""
     match message:
-        case ["step", rows, pairs]:
-            began = time.perf_counter()
+        case [number, "step", rows, pairs]:
+            began = time.monotonic()
             slabs.step(arena.x[:rows], arena.pairs[:pairs], arena.y[:pairs])
-            return ["stepped", time.perf_counter() - began]
-        case ["upload", slot, staging]:
+            return [number, began, time.monotonic()]
+        case [number, "upload", slot, staging]:
             slabs.upload(slot, arena.staging[staging])
-            return ["uploaded"]
-        case ["grow"]:
-            return ["grown", slabs.grow()]
-    raise DeviceError(f"unknown message {message[:1]}")
+            return [number]
+        case [number, "grow"]:
+            return [number, slabs.grow()]
+    raise DeviceError(f"unknown message {message}")

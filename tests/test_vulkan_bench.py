@@ -1,0 +1,42 @@
+"""The device's bench: what it counts, on a small expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mimo_vk import bench
+from mimo_vk.errors import MimoError
+from mimo_vk.vulkan import bench_device
+from mimo_vk.vulkan.bench_device import HEADER, DeviceResult, measure
+from tests.vulkan_device import software_device
+
+
+def test_every_kernel_with_its_bytes() -> None:
+    results = measure(software_device(), 256, 64)
+    matrix = 256 * 64 // 2 + 256 * 64 // 32
+    assert [(r.name, r.pairs, r.bytes) for r in results] == [
+        ("expert_gate_up_mxfp4", 1, 2 * matrix),
+        ("expert_down_mxfp4", 1, matrix),
+        ("expert_gate_up_mxfp4", 8, 16 * matrix),
+        ("expert_down_mxfp4", 8, 8 * matrix),
+    ]
+    assert all(r.seconds > 0 and r.copy_gbps > 0 for r in results)
+
+
+def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = DeviceResult("expert_down_mxfp4", 8, 0.002, 8_000_000, 16.0)
+    assert result.gbps == 4.0
+    assert result.line().split() == ["expert_down_mxfp4", "8", "2.000", "4.0", "16.0", "25%"]
+    assert len(result.line()) == len(HEADER)
+    shown: list[str] = []
+    monkeypatch.setattr(bench_device, "measure", lambda _: [result])
+    (report,) = bench.device_kernels(software_device(), shown.append)
+    assert report["gbps"] == 4.0 and shown[0].startswith("device 0: llvmpipe") and shown[1:] == [HEADER, result.line()]
+
+
+def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
+    lost = replace(software_device(), index=9, name="nobody's")
+    with pytest.raises(MimoError, match="device 9: nobody's"):
+        measure(lost, 256, 64)
