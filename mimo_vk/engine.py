@@ -20,12 +20,14 @@ from mimo_vk.formats import F32
 from mimo_vk.model import Model
 from mimo_vk.moe import CachedExperts
 from mimo_vk.ops import Ops
+from mimo_vk.progress import ticking
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
 from mimo_vk.tokenizer import Tokenizer
 from mimo_vk.vulkan.setup import open_tier, plan_tier, refuse_dense
 from mimo_vk.vulkan.tiered_experts import TieredExperts
+from mimo_vk.warm_up import warm_up
 from mimo_vk.weights import load_weights
 
 log = logging.getLogger("mimo_vk")
@@ -58,7 +60,9 @@ class Engine:
             self.tier = open_tier(client, self.config, settings.tier_rate, self.notices) if client else None
             undo.pop_all()
         self.tokenizer, self.template = _text_tools(self.model_dir)
-        self._ops = make_ops(settings.backend, settings.threads)
+        with ticking(progress, "compiling for this machine, at the first start only"):
+            self._ops = make_ops(settings.backend, settings.threads)
+            warm_up(self._ops, self.config)
         timed = cast(Ops, TimedOps(self._ops, self.stats))
         self.cache = ExpertCache(weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct)
         experts = TieredExperts(timed, self.cache, self.tier) if self.tier else CachedExperts(timed, self.cache)

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 QUIET_SECONDS = 2.0
 TERMINAL_SECONDS = 0.2  # between two updates of the line
 PIPED_SECONDS = 30.0  # between two lines in a log
+
+
+@contextlib.contextmanager
+def ticking(progress: Callable[[str, int, int], None] | None, what: str) -> Iterator[None]:
+    """Tell ``progress`` of work that can't say how far it is, from a thread beside it (with a total of 0)."""
+    done = threading.Event()
+
+    def tick() -> None:
+        while progress is not None and not done.wait(0.5):
+            progress(what, 0, 0)
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Progress:
@@ -27,8 +47,8 @@ class Progress:
         if now < self._next or sys.stderr is None:
             return
         self._next = now + (TERMINAL_SECONDS if self._terminal else PIPED_SECONDS)
-        share = f" {done / total:.0%}" if total else ""
-        self._write(f"{what}:{share} ({done} of {total}), {now - self._began:.0f} s")
+        share = f": {done / total:.0%} ({done} of {total})" if total else ""
+        self._write(f"{what}{share}, {now - self._began:.0f} s")
 
     def _write(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):
