@@ -490,3 +490,13 @@ def test_one_warning_for_all_files_where_o_direct_is_refused(
         check_all(cache, disk, [0, 1, 2, 7], layer=1)
         check_all(cache, disk, [0, 1, 2, 7], layer=2)
     assert len(caplog.records) == 1
+
+
+def test_a_dropped_expert_frees_its_slot(cache: ExpertCache, disk: Disk) -> None:
+    fetch(cache, 1, [0, 1, 2, 3])
+    cache.drop(1, 2)
+    cache.drop(1, 7)  # not there
+    assert cache.resident(1) == {0, 1, 3}
+    fetch(cache, 1, [5])
+    assert cache.resident(1) == {0, 1, 3, 5}
+    check_all(cache, disk, [0, 1, 3, 5])

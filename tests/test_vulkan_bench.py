@@ -8,9 +8,12 @@ import pytest
 
 from mimo_vk import bench
 from mimo_vk.errors import MimoError
+from mimo_vk.formats import U8, Expert
 from mimo_vk.vulkan import bench_device
 from mimo_vk.vulkan.bench_device import HEADER, DeviceResult, measure
+from mimo_vk.vulkan.layout import SlotLayout
 from tests.vulkan_device import software_device
+from tools import gpu_check
 
 
 def test_every_kernel_with_its_bytes() -> None:
@@ -40,3 +43,22 @@ def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
     lost = replace(software_device(), index=9, name="nobody's")
     with pytest.raises(MimoError, match="device 9: nobody's"):
         measure(lost, 256, 64)
+
+
+def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Right, and with one expert's bits changed on their way; and where there is no GPU."""
+    monkeypatch.setattr(gpu_check, "SHAPES", ((256, 64),))
+    monkeypatch.setattr(bench_device, "measure", lambda _: [DeviceResult("expert_down_mxfp4", 1, 0.1, 100, 1.0)])
+    assert gpu_check.main(["llvmpipe"]) == 0
+    assert "experts   256 x    64, 15 pairs: the same bits" in capsys.readouterr().out
+    store = SlotLayout.store
+
+    def changed(self: SlotLayout, expert: Expert, stored: U8) -> None:
+        store(self, expert, stored)
+        stored[0] ^= 0x40
+
+    monkeypatch.setattr(SlotLayout, "store", changed)
+    assert gpu_check.main(["llvmpipe"]) == 1
+    assert "DIFFER" in capsys.readouterr().out
+    assert gpu_check.main([]) == 1
+    assert "no GPU is listed" in capsys.readouterr().out
