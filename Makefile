@@ -1,6 +1,6 @@
 # Each target does the set-up it needs: `make chat` or `make test` on a bare machine is enough.
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint bench load shaders clean
+.PHONY: help setup dev chat test lint bench load shaders clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -11,13 +11,16 @@ help: ## this list
 setup: ## system packages, .venv, kp, the project (nothing is done twice)
 	@bash tools/setup.sh
 
+dev: ## the same, and what tests and checks need
+	@bash tools/setup.sh --dev
+
 chat: setup ## talk to a model (ARGS="--model DIR" for another one)
 	@.venv/bin/mimo-vk chat $(ARGS)
 
-test: setup ## run the tests (ARGS="tests/test_cli.py -q" for some)
+test: dev ## run the tests (ARGS="tests/test_cli.py -q" for some)
 	@$(PY) -m pytest $(ARGS)
 
-lint: setup ## ruff and mypy
+lint: dev ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

@@ -10,7 +10,7 @@ KP_VERSION=0.9.0
 KP_RECIPE=1 # raise it when the way kp is built changes, so that no older wheel is taken
 ROOT=$PWD
 PY=$ROOT/.venv/bin/python
-STAMP=$ROOT/.venv/setup-stamp
+STAMP=$ROOT/.venv/setup-stamp # and, beside it, setup-stamp-dev
 CORE_PACKAGES=(python3 python3-venv)
 VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools
     spirv-tools vulkan-validationlayers)  # the last two for the tests
@@ -136,8 +136,14 @@ install_kp() {
     say "kp could not be built (.cache/kp-build.log): everything runs on the CPU, without Vulkan"
 }
 
-# --stamp prints what this tree's stamp would be and --check tells by its status whether set-up is complete; neither changes a thing.
+# --dev adds what tests and checks need. --stamp prints what this tree's stamp would be and --check tells by its status whether
+# set-up is complete; neither changes a thing.
 main() {
+    local project=. stamp
+    if [[ ${1:-} == --dev ]]; then
+        project=".[dev]" STAMP+=-dev
+        shift
+    fi
     case ${1:-} in
     --stamp) stamp_now >&8 && return ;;
     --check) if done_before; then return 0; else return 1; fi ;;
@@ -147,15 +153,17 @@ main() {
     exec 9>.cache/setup.lock
     flock 9
     done_before && return
-    rm -f "$STAMP"
+    rm -f "$ROOT"/.venv/setup-stamp*
     system_packages
     environment
     say "installing the project into .venv"
     pip_install "setuptools>=77,<83"
-    pip_install --no-build-isolation --editable ".[dev]"
+    pip_install --no-build-isolation --editable "$project"
     install_kp
-    stamp_now >"$STAMP.new"
-    mv "$STAMP.new" "$STAMP"
+    stamp_now >"$ROOT/.venv/stamp.new"
+    for stamp in "$ROOT/.venv/setup-stamp" "$STAMP"; do # set up for tests is set up for use as well
+        cp "$ROOT/.venv/stamp.new" "$stamp"
+    done
     say "done"
 }
 main "$@"
