@@ -111,7 +111,8 @@ class Server(uvicorn.Server):
         except MimoError as error:
             self._failed, self.should_exit = error, True
             return
-        print(self.banner(), flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(self.banner(), flush=True)
 
     def banner(self) -> str:
         """Address, model, how to stop."""

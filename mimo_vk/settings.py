@@ -201,7 +201,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) 
             if given is True:
                 values[row.field] = not row.flag or not row.flag.startswith("--no-")
             elif given not in (None, False):
-                values[row.field] = read(row, str(given), row.flag or row.field)
+                values[row.field] = read(row, str(given), row.flag or "--" + row.field.replace("_", "-"))
             elif row.variable and variable:
                 values[row.field] = read(row, variable, row.variable)
         except UsageError as error:

@@ -112,6 +112,8 @@ def test_tool_calls_in_a_loop(client: openai.OpenAI) -> None:
         tools=TOOLS,
     )
     assert last.choices[0].message.content == "so?"
+    assert last.usage is not None and last.usage.prompt_tokens_details is not None and first.usage is not None
+    assert last.usage.prompt_tokens_details.cached_tokens == first.usage.total_tokens  # calls and reasoning too
 
 
 def test_the_streaming_helper_collects_the_same(client: openai.OpenAI) -> None:

@@ -21,6 +21,7 @@ from mimo_vk.tokenizer import Tokenizer
 from tests.small_tokenizer import small_tokenizer
 
 TOKENIZER = small_tokenizer()
+BYTE_IDS = {data[0]: i for i in reversed(range(TOKENIZER.size)) if len(data := TOKENIZER.token_bytes(i)) == 1}
 LETTERS = st.text(alphabet="ab🙂", max_size=14)
 
 
@@ -89,6 +90,32 @@ def test_deltas_join_to_the_same_message_with_and_without_stops(parts: list[str]
     assert sum(delta.token for delta in deltas) <= len(ids)
     scores = [one.token for delta in deltas for one in (*delta.logprobs, *delta.reasoning_logprobs)]
     assert all(score.text not in ("<think>", "</think>", "<tool_call>", "</tool_call>") for score in scores)
+
+
+def message_of(ids: list[int], stops: list[str]) -> tuple[str, str, list[dict[str, Any]], bool]:
+    text = AnswerText(TOKENIZER, None, stops)
+    deltas = []
+    for token in ids:
+        deltas.append(text.push(token, None))
+        if text.complete:
+            break
+    deltas.append(text.finish("stop"))
+    calls = [vars(call) for delta in deltas for call in delta.calls]
+    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls, text.complete
+
+
+@settings(deadline=None)
+@given(ANSWER, st.sampled_from([[], ["stop"], ["st", "1\n", "🙂"]]))
+def test_however_the_text_was_cut_into_tokens_the_message_is_the_same(parts: list[str], stops: list[str]) -> None:
+    tags = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<|vision_start|>"}
+    long = [token for part in parts for token in TOKENIZER.encode(part, special=True)]
+    short = [
+        token
+        for part in parts
+        for piece in ([part] if part in tags else part.encode())
+        for token in (TOKENIZER.encode(piece, special=True) if isinstance(piece, str) else [BYTE_IDS[piece]])
+    ]
+    assert message_of(long, stops) == message_of(short, stops)
 
 
 def test_a_call_that_was_not_offered_is_text() -> None:

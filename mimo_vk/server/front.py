@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from mimo_vk.chat_format import ChatTemplate
@@ -51,6 +52,22 @@ class Front:
         return self.template.render(
             self.tokenizer.escapes, messages, tools=tools, enable_thinking=thinking, variables=variables
         )
+
+    def check_length(self, characters: int, where: str) -> None:
+        """Refuse a text that can't fit, however it is cut into tokens: reading megabytes for that would take seconds.
+
+        UsageError names ``where`` it stands.
+        """
+        most = self.ctx * self.longest_token
+        if characters > most:
+            raise UsageError(
+                f"{where}: {characters} characters are more than the context of {self.ctx} tokens can hold ({most})"
+            )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """At least the characters that one token can stand for: its bytes, doubled because NFC makes fewer of some."""
+        return 2 * max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.size))
 
     def room(self, tokens: int, wanted: int | None, param: str) -> int:
         """How many tokens may be generated. UsageError where the context can't hold the prompt and what is wanted."""

@@ -66,8 +66,10 @@ def prepare(front: Front, wanted: ChatRequest, body: dict[str, Any]) -> Prepared
     """The job of a request. ApiError and UsageError name what is wrong with it."""
     tools, names = tools_of(wanted, body)
     thinking, variables = template_variables(front, wanted)
+    messages = plain_messages(wanted.messages)
+    front.check_length(sum(len(message["content"]) for message in messages), "messages")
     try:
-        rendered = front.render(plain_messages(wanted.messages), tools, thinking, variables)
+        rendered = front.render(messages, tools, thinking, variables)
     except UsageError as error:
         raise _named(error) from None
     ids = front.turns.prompt_ids(rendered)

@@ -64,7 +64,11 @@ def prompt_ids(front: Front, prompt: Any) -> list[list[int]]:
     out = []
     for i, one in enumerate([prompt] if single else prompt):
         where = "prompt" if single else f"prompt[{i}]"
-        ids = front.tokenizer.encode(one, special=True) if isinstance(one, str) else list(one)
+        if isinstance(one, str):
+            front.check_length(len(one), where)
+            ids = front.tokenizer.encode(one, special=True)
+        else:
+            ids = list(one)
         if not ids:
             raise bad_request(where, "the prompt is empty: at least one token is needed")
         bad = next((token for token in ids if token >= front.vocab_size), None)
