@@ -44,7 +44,7 @@ void multiply(uint slot, uint row, uint tile, uint part, out float result[4]) {
         for (int r = 0; r < 4; r++) acc[r] = vec4(0.0);
         for (uint round = 0; round < rounds; round++) {
             vec4 x[8];
-            LOAD_X(x, act_rows, (row * rounds + round) * 64 + TREE_ORDER[t] * 8)
+            LOAD_X(x, act_rows, (row * rounds + round) * 64 + quad_at(t) * 8)
             uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
             uint scale = scales[scale_base + down_scales + item];
             uint code_at = code_base + down_codes + 4 * item - 3 * part;

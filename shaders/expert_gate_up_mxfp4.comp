@@ -51,7 +51,7 @@ void multiply(uint slot, uint row, uint tile, uint part, out float gate[4], out 
         for (int r = 0; r < 8; r++) acc[r] = vec4(0.0);
         for (uint round = 0; round < rounds; round++) {
             vec4 x[8];
-            LOAD_X(x, x_rows, (row * rounds + round) * 64 + TREE_ORDER[t] * 8)
+            LOAD_X(x, x_rows, (row * rounds + round) * 64 + quad_at(t) * 8)
             uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
             uint gate_scale = scales[scale_base + gate_scales + item];
             uint up_scale = scales[scale_base + up_scales + item];

@@ -9,7 +9,10 @@
 layout(constant_id = 0) const uint SELECT_DECODE = 0;  // 1 where unpackHalf2x16 flushes subnormal halves
 layout(constant_id = 1) const uint SHARE_LOADS = 0;    // 1 where subgroups have 8 invocations or more
 
-const uint TREE_ORDER[8] = uint[8](0, 4, 2, 6, 1, 5, 3, 7);
+// The lane quad at a place in the tree's order: its 3 bits reversed.
+uint quad_at(uint place) {
+    return ((place & 1) << 2) | (place & 2) | (place >> 2);
+}
 
 // Codes c and c + 4 of each word as halves 2^-14 of their value, in the low and the high half.
 uvec4 halves(uvec4 q, int c) {
