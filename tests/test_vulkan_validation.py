@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LAYER = "VK_LAYER_KHRONOS_validation"
 SETTINGS = """khronos_validation.enables = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
 khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
@@ -23,11 +25,12 @@ assert "khronos_validation" in open("/proc/self/maps").read(), "the validation l
 print("done")
 """
 
-# The whole of the device process's work: the start-up check, slabs of both kinds, uploads, steps of both sizes.
+# The device's work: the start-up check, several slabs, uploads, steps of both sizes. One device a process, as each
+# instance of the layer begins its log anew.
 WORK = """
 from dataclasses import replace
 import numpy as np
-from tests.matrices import random_expert, random_x
+from tests.matrices import random_x
 from tests.test_vulkan_kernels import filled
 from tests.vulkan_device import permuted, software_device
 from mimo_vk.vulkan.arena import TierShape
@@ -35,17 +38,32 @@ from mimo_vk.vulkan.device import Device
 from mimo_vk.vulkan.device_check import check_arithmetic
 
 tier = TierShape(288, 96, top_k=3, max_rows=4, staging=1)
-for kind in ("CPU", "discrete GPU"):
-    device = Device(software_device())
-    check_arithmetic(device)
-    info = replace(device.info, kind=kind, max_buffer=max(2 * tier.layout.slot_bytes, 1 << 16))
-    slabs, _ = filled(device, info, tier, 4, np.random.default_rng(0))
-    slabs.warm_up()
-    x = permuted(random_x(np.random.default_rng(1), 4, 288), tier)
-    every = np.array([(slot, row) for slot in range(4) for row in range(3)], np.uint32)
-    for pairs in (every[:2], every[4:7], every, every[:1]):
-        slabs.step(x, pairs, np.zeros((len(pairs), 288), np.float32))
-    device.close()
+device = Device(software_device())
+check_arithmetic(device)
+info = replace(device.info, kind="KIND", max_buffer=max(2 * tier.layout.slot_bytes, 1 << 16))
+slabs, _ = filled(device, info, tier, 4, np.random.default_rng(0))
+slabs.warm_up()
+x = permuted(random_x(np.random.default_rng(1), 4, 288), tier)
+every = np.array([(slot, row) for slot in range(4) for row in range(3)], np.uint32)
+for pairs in (every[:2], every[4:7], every, every[:1]):
+    slabs.step(x, pairs, np.zeros((len(pairs), 288), np.float32))
+device.close()
+"""
+
+# The same in a device process, with a model: what users run.
+MODEL = """
+from pathlib import Path
+from tests.engines import PROMPT, open_engine
+from mimo_vk.sampling import Sampler
+
+changes = {"cpu": False, "device": "0", "tier_gb": 0.002, "tier_rate": 20, "threads": 1, "backend": "numpy"}
+with open_engine(Path("MODEL"), **changes) as engine:
+    session = engine.session()
+    for _ in session.generate(session.prompt(PROMPT), max_tokens=10, sampler=Sampler(), stop_ids=frozenset()):
+        pass
+    assert engine.tier.stats.hits > 10 and not engine.tier.gone
+    assert "khronos_validation" in open(f"/proc/{engine.tier.client.pid}/maps").read()
+print("done")
 """
 
 # Two dependent dispatches, in order and (with the sync left out) not.
@@ -75,22 +93,27 @@ def validated(program: str, root: Path, directory: Path) -> str:
     settings.write_text(SETTINGS.format(log=log))
     environment = {"VK_INSTANCE_LAYERS": LAYER, "VK_LAYER_SETTINGS_PATH": str(settings), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-c", program + LOADED],
+        [sys.executable, "-c", program],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.stdout.endswith("done\n"), done.stderr
-    return log.read_text() if log.exists() else ""
+    return log.read_text()
 
 
-def test_the_device_process_works_without_a_hazard(project_root: Path, tmp_path: Path) -> None:
-    assert validated(WORK, project_root, tmp_path) == ""
+@pytest.mark.parametrize("kind", ["CPU", "discrete GPU"])
+def test_the_device_works_without_a_hazard(kind: str, project_root: Path, tmp_path: Path) -> None:
+    assert validated(WORK.replace("KIND", kind) + LOADED, project_root, tmp_path) == ""
+
+
+def test_a_model_runs_without_a_hazard(tiny_checkpoint: Path, project_root: Path, tmp_path: Path) -> None:
+    assert validated(MODEL.replace("MODEL", str(tiny_checkpoint)), project_root, tmp_path) == ""
 
 
 def test_the_check_can_fail(project_root: Path, tmp_path: Path) -> None:
     (tmp_path / "ordered").mkdir()
-    assert validated(UNORDERED.replace("PROGRAM", "Program"), project_root, tmp_path / "ordered") == ""
-    log = validated(UNORDERED.replace("PROGRAM", "Unordered"), project_root, tmp_path)
+    assert validated(UNORDERED.replace("PROGRAM", "Program") + LOADED, project_root, tmp_path / "ordered") == ""
+    log = validated(UNORDERED.replace("PROGRAM", "Unordered") + LOADED, project_root, tmp_path)
     assert log.count("SYNC-HAZARD-READ-AFTER-WRITE(ERROR") == 1, log
