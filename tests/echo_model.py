@@ -92,6 +92,7 @@ class EchoEngine:
         self.ctx = front.ctx
         self.backend, self.stats = "echo", Stats()
         self.warnings: list[str] = []
+        self.notices: list[str] = []
 
     @classmethod
     def open(cls, settings: Any, progress: Any = None) -> EchoEngine:

@@ -301,7 +301,7 @@ def test_the_next_turn_extends_the_live_state(tiny_server: LiveServer, tiny_chec
     """The answer's ids are reused as they were generated: only what the new turn adds is read."""
     for thinking in (True, False):
         turns = [{"role": "user", "content": f"hi {thinking}"}]
-        body = {"enable_thinking": thinking, "max_tokens": 40, "seed": 5}
+        body = {"enable_thinking": thinking, "max_tokens": 12, "seed": 5}
         first = tiny_server.post("/v1/chat/completions", messages=turns, **body).json()
         message = first["choices"][0]["message"]
         follow = [*turns, message, {"role": "user", "content": "go on"}]

@@ -201,7 +201,8 @@ class Worker:
             log.error("the model could not be opened again: %s", error)
 
     def _on_death(self) -> None:
-        self._process.kill()  # it has gone, or can't be understood any more
+        self._process.join(0.5)
+        self._process.kill()  # it can't be understood any more, or takes its time to go
         self._process.join()
         code = self._process.exitcode
         if self._loaded is not None and not self._loaded.done():
