@@ -264,6 +264,22 @@ def test_the_command_line(run_program: Callable[..., Any], tmp_path: Path) -> No
     assert "mimo-vk: no Vulkan device: no driver is installed; running on the CPU" in none.stderr.splitlines()
 
 
+def test_with_cpu_not_even_the_loader_is_loaded(tiny_checkpoint: Path, project_root: Path) -> None:
+    program = f"""
+import sys
+from mimo_vk import cli
+from mimo_vk.vulkan import listing, setup
+setup.list_devices = None
+status = cli.main(["run", "--model", {str(tiny_checkpoint)!r}, "--ids", "1 2 3", "--ngen", "2", "--cpu"])
+loaded = open("/proc/self/maps").read()
+sys.exit(status or "kp" in sys.modules or "libvulkan" in loaded)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=project_root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_plan_shows_the_tier(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["plan", "--model", str(tiny_checkpoint), "--cap", "4", "--json"]
     assert cli.main([*flags, "--device", "0", "--tier-gb", str(gb(19))]) == 0

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -65,6 +66,8 @@ def main(pipe: Connection, cancelled: Any, settings: Settings, parent: int) -> N
         return
     with engine:
         session = engine.session()
+        for notice in engine.notices:
+            print(f"mimo-vk: {notice}", file=sys.stderr, flush=True)
         try:
             pipe.send(Ready(engine.backend, engine.warnings))
             while True:

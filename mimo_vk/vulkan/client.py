@@ -25,7 +25,8 @@ from mimo_vk.vulkan.listing import ROOT, DeviceInfo
 from mimo_vk.vulkan.messages import Message, receive, send
 
 START_SECONDS = 120.0  # until the process is ready: a driver may compile
-ANSWER_SECONDS = 60.0  # a device that works longer on one step hangs
+ANSWER_SECONDS = 60.0  # a device that works longer on one step hangs,
+CPU_FACTOR = 10  # but a CPU driver is only slow
 END_SECONDS = 5.0
 
 START = """
@@ -84,8 +85,12 @@ class DeviceClient:
     def grow(self) -> int:
         """Ask for one more slab, and wait; how many slots there are then. Errors: TierGone."""
         self._ask("grow")
-        self._drain("grow", ANSWER_SECONDS)
+        self._drain("grow", self._patience)
         return self.slots
+
+    @property
+    def _patience(self) -> float:
+        return ANSWER_SECONDS * (CPU_FACTOR if self.info.kind == "CPU" else 1)
 
     @property
     def can_upload(self) -> bool:
@@ -110,7 +115,7 @@ class DeviceClient:
 
     def finish_step(self, count: int) -> F32:
         """Wait for the step's results [count, hidden], valid until the next step. Errors: TierGone."""
-        self._drain("step", ANSWER_SECONDS)
+        self._drain("step", self._patience)
         return self.arena.y[:count]
 
     def _ask(self, kind: str, *values: int) -> None:
