@@ -12,6 +12,7 @@ from mimo_vk.formats import U8, Expert
 from mimo_vk.vulkan import bench_device
 from mimo_vk.vulkan.bench_device import HEADER, DeviceResult, measure
 from mimo_vk.vulkan.layout import SlotLayout
+from mimo_vk.vulkan.listing import Listing
 from tests.vulkan_device import software_device
 from tools import gpu_check
 
@@ -36,7 +37,11 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(bench_device, "measure", lambda _: [result])
     (report,) = bench.device_kernels(software_device(), shown.append)
-    assert report["gbps"] == 4.0 and shown[0].startswith("device 0: llvmpipe") and shown[1:] == [HEADER, result.line()]
+    assert (
+        report["gbps"] == 4.0
+        and shown[0] == f"device {software_device().describe()}"
+        and shown[1:] == [HEADER, result.line()]
+    )
 
 
 def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
@@ -60,5 +65,6 @@ def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(SlotLayout, "store", changed)
     assert gpu_check.main(["llvmpipe"]) == 1
     assert "DIFFER" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_check, "list_devices", lambda: Listing((software_device(),), ""))
     assert gpu_check.main([]) == 1
     assert "no GPU is listed" in capsys.readouterr().out

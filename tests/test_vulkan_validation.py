@@ -56,7 +56,7 @@ from pathlib import Path
 from tests.engines import PROMPT, open_engine
 from mimo_vk.sampling import Sampler
 
-changes = {"cpu": False, "device": "0", "tier_gb": 0.002, "tier_rate": 20, "threads": 1, "backend": "numpy"}
+changes = {"cpu": False, "device": "llvmpipe", "tier_gb": 0.002, "tier_rate": 20, "threads": 1, "backend": "numpy"}
 with open_engine(Path("MODEL"), **changes) as engine:
     session = engine.session()
     for _ in session.generate(session.prompt(PROMPT), max_tokens=10, sampler=Sampler(), stop_ids=frozenset()):

@@ -45,8 +45,8 @@ class DeviceInfo:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the device's memory is the machine's own."""
-        return self.kind != "discrete GPU"
+        """Whether the device's memory is the machine's own. A virtual GPU's may well be a card's."""
+        return self.kind in ("integrated GPU", "CPU")
 
     def describe(self) -> str:
         """For a person: ``0: NAME, KIND, 8.6 GB, DRIVER``."""
