@@ -105,6 +105,7 @@ def test_foreign_pages_over_http(tiny_checkpoint: Path) -> None:
         ("POST", "/v1/models", 405),
         ("DELETE", "/v1/models/checkpoint", 405),
         ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/models/", 404),
         ("GET", "/v1/models/checkpoint", 200),
         ("HEAD", "/health", 200),
         ("GET", "/openapi.json", 200),

@@ -145,7 +145,7 @@ def _route(path: str, method: str) -> tuple[Endpoint | None, str]:
 
 def _no_route(path: str, method: str) -> ApiError:
     shown = "".join(char if char.isprintable() else "?" for char in path[:200])
-    methods = list(ROUTES.get(path, ())) or (["GET"] if path.startswith(MODEL_PATH) else [])
+    methods = list(ROUTES.get(path, ())) or (["GET"] if path.startswith(MODEL_PATH) and path != MODEL_PATH else [])
     if methods:
         allow = ", ".join(methods)
         return ApiError(405, f"{method} is not possible on {shown}: {allow} is", headers={"Allow": allow})
