@@ -70,11 +70,13 @@ void multiply(uint slot, uint row, uint tile, uint part, out float result[4]) {
 
 void main() {
     uint part = gl_GlobalInvocationID.x & 7, tile = gl_GlobalInvocationID.x >> 3;
-    if (tile >= tiles) return;
+    uint real = min(tile, tiles - 1);  // all invocations work, so that a subgroup's first 8 are there to share loads
     uint count = table[0];
     for (uint p = gl_WorkGroupID.y; p < count; p += gl_NumWorkGroups.y) {
         float result[4];
-        multiply(table[2 + 2 * p], p, tile, part, result);
-        for (int r = 0; r < 4; r++) y[(p * tiles + tile) * 32 + part * 4 + r] = result[r];
+        multiply(table[2 + 2 * p], p, real, part, result);
+        if (tile == real) {
+            for (int r = 0; r < 4; r++) y[(p * tiles + tile) * 32 + part * 4 + r] = result[r];
+        }
     }
 }

@@ -25,7 +25,7 @@ from tests.vulkan_device import assert_same_bits, permuted, reference, software_
 
 BUILDS = (".spv", ".denorm.spv")
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"
-EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16"}
+EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16", "UMin"}  # the last one of integers
 
 
 def by_name(kernel: Kernel) -> str:
