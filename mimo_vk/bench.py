@@ -21,11 +21,13 @@ from mimo_vk import bench_kernels
 from mimo_vk.bench_limits import LAYERS, ReadPass, disk_rates, python_seconds
 from mimo_vk.engine import Engine, make_ops
 from mimo_vk.errors import UsageError
+from mimo_vk.formats import Expert
 from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
-from mimo_vk.vulkan import bench_device
+from mimo_vk.vulkan import bench_device, bench_overlap
+from mimo_vk.vulkan.bench_device import HIDDEN, INNER
 from mimo_vk.vulkan.listing import DeviceInfo
 
 PROMPTS = (32, 128)  # tokens read
@@ -61,6 +63,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         if args.kernels:
             report["kernels"] = kernels(settings, show)
             report["device_kernels"] = device_kernels(device, show) if device else []
+            report["overlap"] = overlap(device, settings, show) if device else None
     if args.json:
         print(json.dumps(report))
     return 0
@@ -114,6 +117,16 @@ def device_kernels(info: DeviceInfo, show: Callable[[str], None]) -> list[Report
     for result in results:
         show(result.line())
     return [{**asdict(result), "gbps": result.gbps} for result in results]
+
+
+def overlap(info: DeviceInfo, settings: Settings, show: Callable[[str], None]) -> Report:
+    """A step whose experts are partly on the device: wall time beside that of each part alone."""
+    rng = np.random.default_rng(_SEED)
+    shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
+    experts = [Expert(*(bench_kernels.random_mxfp4(rng, *shape) for shape in shapes)) for _ in range(2)]
+    result = bench_overlap.measure(info, make_ops(settings.backend, settings.threads), experts)
+    show(result.line())
+    return asdict(result)
 
 
 class _Bench:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from cpu_fallback.reference import ReferenceOps
 from mimo_vk import bench
 from mimo_vk.errors import MimoError
 from mimo_vk.formats import U8, Expert
-from mimo_vk.vulkan import bench_device
+from mimo_vk.vulkan import bench_device, bench_overlap
 from mimo_vk.vulkan.bench_device import HEADER, DeviceResult, measure
+from mimo_vk.vulkan.bench_overlap import Overlap
 from mimo_vk.vulkan.layout import SlotLayout
 from mimo_vk.vulkan.listing import Listing
+from tests.matrices import random_expert
 from tests.vulkan_device import software_device
 from tools import gpu_check
 
@@ -48,6 +52,16 @@ def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
     lost = replace(software_device(), index=9, name="nobody's")
     with pytest.raises(MimoError, match="device 9: nobody's"):
         measure(lost, 256, 64)
+
+
+def test_side_by_side() -> None:
+    rng = np.random.default_rng(0)
+    result = bench_overlap.measure(software_device(), ReferenceOps(), [random_expert(rng, 256, 64) for _ in range(2)])
+    assert result.held == 2 and result.cold >= 1
+    assert min(result.cpu, result.device, result.together) > 0
+    line = Overlap(3, 2, 0.010, 0.020, 0.021).line()
+    assert "3 experts on the CPU 10.0 ms, 2 on the device 20.0 ms, side by side 21.0 ms" in line
+    assert "(the larger 20.0, the sum 30.0)" in line
 
 
 def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
