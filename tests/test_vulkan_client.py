@@ -92,6 +92,8 @@ def test_the_device_works_beside_the_cpu(experts: list[Expert]) -> None:
     with DeviceClient(software_device(), flash, 1) as client:
         client.wait_ready()
         upload(client, expert, 0)
+        while not client.can_upload:  # its answer is not the step's
+            time.sleep(0.01)
         client.start_step(x, np.array([(0, 0)] * 8, np.uint32))
         finished = []
         while not select.select([client._connection], [], [], 0)[0]:
