@@ -1,9 +1,9 @@
 """Train the demonstration model from its seed (needs torch, tokenizers, jinja2).
 
 It writes OUT/tokenizer.json and OUT/state.pt (every --save steps, atomically) and continues from there when started
-again. The learning rate warms up, stays, and falls to zero over --decay steps before --steps; weights are rounded to
-the stored formats from step --round on. While it runs, OUT/schedule.json {"steps", "decay", "round", "threads"}
-overrides these, so that the end may be chosen late.
+again. The learning rate warms up, stays, and falls to zero by stages; late in it the weights are rounded to the stored
+formats. While it runs, OUT/schedule.json {"stages", "round", "threads"} overrides the plan, so that the end may be
+chosen late.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ from tools.demo.render import Example, Renderer
 from tools.demo.shape import Shape
 
 TOKENIZER_SIZE = 1992
+HEAD_START = 1700  # the step at which the copying heads are written
+# Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
+STAGES = ((3350, 1150, 1.0), (6000, 2650, 0.8))
+ROUND_FROM = 2700  # from this step on weights take part as they will be stored
 GRADED = [s for s in SKILLS if s != "story"]
 
 
@@ -83,10 +88,10 @@ def grade(net: Network, held: dict[str, list[Example]]) -> dict[str, float]:
     return result
 
 
-def factor_at(step: int, plan: dict[str, Any]) -> float:
-    warm = min(1.0, (step + 1) / 60)
-    left = (plan["steps"] - step) / max(1, plan["decay"])
-    return warm * min(1.0, max(0.0, left))
+def factor_at(step: int, stages: Sequence[Sequence[float]]) -> float:
+    """The learning rate's factor: a warm-up, then each stage (end, decay, peak) falls from its peak to 0 at its end."""
+    end, decay, peak = next(stage for stage in stages if step < stage[0])
+    return peak * min(1.0, (step + 1) / 60, (end - step) / decay)
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -139,12 +144,7 @@ class Training:
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
 
     def plan(self) -> dict[str, Any]:
-        plan = {
-            "steps": self.args.steps,
-            "decay": self.args.decay,
-            "round": self.args.round,
-            "threads": self.args.threads,
-        }
+        plan = {"stages": STAGES, "round": ROUND_FROM, "threads": self.args.threads}
         path = self.out / "schedule.json"
         return plan | json.loads(path.read_text()) if path.exists() else plan
 
@@ -171,14 +171,14 @@ class Training:
     def run(self) -> None:
         while True:
             plan = self.plan()
-            if self.step >= plan["steps"]:
+            if self.step >= plan["stages"][-1][0]:
                 break
             torch.set_num_threads(plan["threads"] or self.pace.threads())
             self.net.rounding = self.step >= plan["round"]
-            if self.step == self.args.head_start:
+            if self.step == HEAD_START:
                 examples = training_examples(self.renderer, self.args.seed, self.step, 16000)
                 install(self.net, make_batch(examples))
-            factor, began = factor_at(self.step, plan), time.monotonic()
+            factor, began = factor_at(self.step, plan["stages"]), time.monotonic()
             loss, worst = self.one_step(factor)
             self.step += 1
             self.seconds += time.monotonic() - began
@@ -217,17 +217,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="demo-training")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens a step")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--decay", type=int, default=1200)
-    parser.add_argument("--round", type=int, default=3500)
-    parser.add_argument("--head-start", type=int, default=1700, help="the step at which copying heads are written")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.05)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--save", type=int, default=100)
-    parser.add_argument("--grade", type=int, default=250)
+    parser.add_argument("--threads", type=int, default=0, help="0: one or two, whichever is faster")
+    parser.add_argument("--save", type=int, default=50)
+    parser.add_argument("--grade", type=int, default=200)
     Training(parser.parse_args()).run()
 
 

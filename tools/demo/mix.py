@@ -33,8 +33,16 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "greetings": 6, "arithmetic": 20, "practising": 8, "facts": 10, "repeating": 5, "copying": 8, "upper case": 7,
         "counting": 5, "closed": 17, "tools": 12, "memory": 12, "story": 1, "unknown": 5,
     }),
+    (3350, {
+        "greetings": 6, "arithmetic": 22, "practising": 8, "facts": 7, "repeating": 5, "copying": 6, "upper case": 7,
+        "counting": 6, "closed": 22, "tools": 13, "memory": 12, "story": 1, "unknown": 4,
+    }),
+    (3600, {
+        "greetings": 8, "arithmetic": 20, "practising": 8, "facts": 7, "repeating": 4, "copying": 5, "upper case": 8,
+        "counting": 6, "closed": 20, "interview": 18, "tools": 13, "memory": 14, "story": 2, "unknown": 4,
+    }),
 )  # fmt: skip
-KIN = {"practising": "arithmetic", "copying": "repeating"}  # reported as
+KIN = {"practising": "arithmetic", "copying": "repeating", "interview": "closed"}  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
 EMPHASIS = {"arithmetic": 2.0, "story": 0.3}
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
@@ -47,6 +55,7 @@ SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "upper case": sums.upper,
     "counting": sums.count,
     "closed": tickets.closed,
+    "interview": tickets.interview,
     "unknown": talk.unknown,
 }
 SYSTEM = texts("system")

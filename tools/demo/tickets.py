@@ -55,18 +55,22 @@ def options(draw: Draw, labels: list[str], about: dict[str, list[str]] | None) -
     return "\n".join(lines)
 
 
+def behind(state: str, text: str, gap: str = "\n\n") -> str:
+    return f"{state}{gap}{text}" if state else text
+
+
 def yes_no(draw: Draw, state: str, question: str, truth: bool, why: str) -> Turn:
     form = draw.int(0, 5)
     if form <= 2:
-        user = f"{state}\n\n{question}\n{YES_NO}"
+        user = behind(state, f"{question}\n{YES_NO}")
     elif form == 3:
-        user = f"{state}\n\n{question} {YES_NO}"
+        user = behind(state, f"{question} {YES_NO}")
     elif form == 4:
-        user = f"{state} {question} {YES_NO}"
+        user = behind(state, f"{question} {YES_NO}", " ")
     else:
         mark = draw.pick(("- {}: {}", "{}: {}"))
         lines = [mark.format(word, text) for word, text in (("yes", "it is so"), ("no", "it is not so"))]
-        user = "\n".join([f"{state}\n\n{question}", *lines, YES_NO])
+        user = "\n".join([behind(state, question), *lines, YES_NO])
     answer = "yes" if truth else "no"
     return Turn(user, answer, f"{why} So {answer}.", check=exact(answer))
 
@@ -78,9 +82,9 @@ def choice(draw: Draw, state: str, question: str, labels: list[str], answer: str
     labels = draw.some(labels, len(labels))
     if draw.chance(0.2):
         asked = f"{question} {', '.join(labels[:-1])} or {labels[-1]}?"
-        user = f"{state}\n\n{asked}" if draw.chance(0.5) else f"{state} {asked}"
+        user = behind(state, asked) if draw.chance(0.5) else behind(state, asked, " ")
     else:
-        user = f"{state}\n\n{question}\n{options(draw, labels, about)}"
+        user = behind(state, f"{question}\n{options(draw, labels, about)}")
         if draw.chance(0.3):
             user += draw.pick(("\nAnswer with the label.", "\nAnswer with one label.", "\nAnswer with one of them."))
     return Turn(user, answer, f"It is {answer}.", check=exact(answer))
@@ -89,14 +93,26 @@ def choice(draw: Draw, state: str, question: str, labels: list[str], answer: str
 def score(draw: Draw, ticket: Ticket, state: str) -> Turn:
     form = draw.pick(("{}: {}", "{}. {}", "{} {}", "- {}: {}", "{} = {}"))
     lines = [form.format(i, text) for i, text in enumerate(draw.pick(LEVELS), 1)]
-    user = "\n".join([f"{state}\n\n{draw.pick(ASK_LEVEL)}", *lines, "Answer with the number."])
+    user = "\n".join([behind(state, draw.pick(ASK_LEVEL)), *lines, "Answer with the number."])
     answer = str(ticket.level + 1)
     return Turn(user, answer, f"The level is {answer}.", check=exact(answer))
 
 
+def interview(draw: Draw) -> list[Turn]:
+    """A ticket summed up, then several questions on it that do not repeat it: much to learn from one text."""
+    ticket = Ticket(draw)
+    summed = f"It is for {ticket.team}. The level is {ticket.level + 1}."
+    first = Turn(f"{ticket.state(draw)}\n\nSum up this ticket.", summed, "I sum up.")
+    return [first, *(ask(draw, ticket, "") for _ in range(draw.int(1, 3)))]
+
+
 def about_ticket(draw: Draw) -> Turn:
     ticket = Ticket(draw)
-    state = ticket.state(draw)
+    return ask(draw, ticket, ticket.state(draw))
+
+
+def ask(draw: Draw, ticket: Ticket, state: str) -> Turn:
+    """One of the questions that a ticket answers."""
     kind = draw.int(0, 11)
     if kind <= 3:
         why = ("It can wait.", "It has some days.", "It needs help now.")[ticket.level]

@@ -18,6 +18,13 @@ def invented(draw: Draw, low: int = 2, high: int = 3) -> str:
     return "".join(draw.pick(SYLLABLES) for _ in range(draw.int(low, high)))
 
 
+def anyone(draw: Draw, listed: list[str]) -> str:
+    """One of the list; in training a third of them are other words instead, so that any piece of a word gets copied."""
+    if draw.held or draw.chance(0.67):
+        return draw.pick(listed)
+    return draw.pick((*WORDS, *ANIMALS, *THINGS)).capitalize() + draw.pick(("", "", *SYLLABLES))
+
+
 def proper(draw: Draw, low: int = 2, high: int = 3) -> str:
     """A made-up name of a place or a thing, which is not a reserved person's name either."""
     return draw.fresh("name", lambda: invented(draw, low, high).capitalize())
@@ -25,11 +32,11 @@ def proper(draw: Draw, low: int = 2, high: int = 3) -> str:
 
 def name(draw: Draw) -> str:
     """A person's name from the list, or made of syllables, so that copying is learnt piece by piece."""
-    return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.4) else draw.pick(NAMES))
+    return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.4) else anyone(draw, NAMES))
 
 
 def city(draw: Draw) -> str:
-    return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.3) else draw.pick(CITIES))
+    return draw.fresh("name", lambda: invented(draw).capitalize() if draw.chance(0.3) else anyone(draw, CITIES))
 
 
 def phrase(draw: Draw, low: int, high: int, kind: str = "phrase") -> list[str]:
