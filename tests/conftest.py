@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from tests.live_server import LiveServer, serving
 from tools.make_checkpoint import make
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and with them every program they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 for _name in [name for name in os.environ if name.startswith("MIMO_")]:
     del os.environ[_name]
