@@ -29,6 +29,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def interrupt(self, line: str = "") -> None:
+        """Type ``line`` and then Ctrl-C, once the program sleeps: Python notices one that comes between two keys, while
+        readline works on the first, only at the next key."""
+        self.type(line)
+        asleep = 0
+        while asleep < 5:
+            time.sleep(0.05)
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+        self.type(CTRL_C)
+
     def wait_for(self, text: str) -> str:
         """Read until ``text`` comes, after what was waited for before; returns what came up to its end."""
         end = time.monotonic() + TIMEOUT

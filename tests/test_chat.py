@@ -122,10 +122,12 @@ def test_leaving_a_terminal(leave: str) -> None:
         terminal.type("\x1b[A\r")  # the last line again, from the history
         terminal.wait_for("Hello again.")
         terminal.wait_for("> ")
-        terminal.type(leave)
         if leave == CTRL_C:
+            terminal.interrupt()
             terminal.wait_for("Ctrl-C again")
             terminal.wait_for("> ")
+            terminal.interrupt()
+        else:
             terminal.type(leave)
         assert terminal.status() == 0
         assert "Traceback" not in terminal.seen
@@ -160,7 +162,7 @@ def test_one_ctrl_c_at_the_prompt_is_forgotten_by_the_next_line() -> None:
     with Terminal([*FAKE, "0", "One.", "Two."], ROOT) as terminal:
         for turn, answer in (("a", "One."), ("b", "Two.")):
             terminal.wait_for("> ")
-            terminal.type("half a line" + CTRL_C)
+            terminal.interrupt("half a line")
             terminal.wait_for("Ctrl-C again")
             terminal.wait_for("> ")
             terminal.type(f"{turn}\r")
