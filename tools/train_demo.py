@@ -38,7 +38,7 @@ from tools.demo.shape import Shape
 TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
-STAGES = ((3350, 1150, 1.0), (6000, 2650, 0.8))
+STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
 GRADED = [s for s in SKILLS if s != "story"]
 
