@@ -28,6 +28,7 @@ from tools.demo import bpe
 from tools.demo.batches import make_batch
 from tools.demo.control import CONTROL_TOKENS
 from tools.demo.draw import Draw
+from tools.demo.growth import SEED_SHAPE, grow
 from tools.demo.induction import install
 from tools.demo.mix import EMPHASIS, SKILLS, Conversation, conversation, turns_of
 from tools.demo.muon import Muon, balance
@@ -37,6 +38,7 @@ from tools.demo.shape import Shape
 
 TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
+GROW = 4700  # the step at which the experts become more and wider
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
 STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
@@ -127,8 +129,7 @@ class Training:
         self.out.mkdir(parents=True, exist_ok=True)
         self.renderer = Renderer(make_tokenizer(self.out / "tokenizer.json", args.seed))
         torch.manual_seed(args.seed)
-        self.net = Network(Shape())
-        self.optimiser = Muon(self.net, args.lr, args.adam_lr, args.weight_decay)
+        self.use(Network(SEED_SHAPE))
         self.step, self.seen, self.seconds = 0, 0, 0.0
         self.means: dict[int, float] = {}
         self.pace = Pace()
@@ -137,8 +138,14 @@ class Training:
             self.load()
         self.held = held_examples(self.renderer, 40)
 
+    def use(self, net: Network) -> None:
+        self.net = net
+        self.optimiser = Muon(net, self.args.lr, self.args.adam_lr, self.args.weight_decay)
+
     def load(self) -> None:
         state = torch.load(self.out / "state.pt")
+        if state["step"] > GROW:
+            self.use(Network(Shape()))
         self.net.load_state_dict(state["net"])
         self.optimiser.restore(state["optimiser"])
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
@@ -159,7 +166,8 @@ class Training:
         return (each * weights).sum() / weights.sum()
 
     def one_step(self, factor: float) -> tuple[float, float]:
-        batch = make_batch(training_examples(self.renderer, self.args.seed, self.step, self.args.tokens))
+        tokens = self.args.tokens * (3 if self.step >= GROW else 2) // 2
+        batch = make_batch(training_examples(self.renderer, self.args.seed, self.step, tokens))
         loss = self.loss(batch)
         for p in self.net.parameters():
             p.grad = None
@@ -178,6 +186,8 @@ class Training:
             if self.step == HEAD_START:
                 examples = training_examples(self.renderer, self.args.seed, self.step, 16000)
                 install(self.net, make_batch(examples))
+            if self.step == GROW:
+                self.use(grow(self.net, Shape()))
             factor, began = factor_at(self.step, plan["stages"]), time.monotonic()
             loss, worst = self.one_step(factor)
             self.step += 1
@@ -217,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="demo-training")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step, half as many more once grown")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.05)

@@ -41,6 +41,10 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "greetings": 8, "arithmetic": 20, "practising": 8, "facts": 7, "repeating": 4, "copying": 5, "upper case": 8,
         "counting": 6, "closed": 20, "interview": 18, "tools": 13, "memory": 14, "story": 2, "unknown": 4,
     }),
+    (4700, {
+        "greetings": 9, "arithmetic": 19, "practising": 7, "facts": 6, "repeating": 3, "copying": 5, "upper case": 9,
+        "counting": 8, "closed": 24, "interview": 16, "tools": 20, "memory": 15, "story": 2, "unknown": 4,
+    }),
 )  # fmt: skip
 KIN = {"practising": "arithmetic", "copying": "repeating", "interview": "closed"}  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.

@@ -16,8 +16,8 @@ class Shape:
     vocab_size: int = 2048
     hidden_size: int = 128
     intermediate_size: int = 288
-    moe_intermediate_size: int = 64
-    experts: int = 16
+    moe_intermediate_size: int = 96
+    experts: int = 32
     experts_per_token: int = 4
     pattern: tuple[int, ...] = (1, 0, 1, 0, 1, 1)
     num_heads: int = 8
