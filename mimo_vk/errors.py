@@ -17,6 +17,10 @@ class UsageError(MimoError):
     exit_code = 2
 
 
+class ImageError(UsageError):
+    """A picture that can't be used: its format, size, proportions or data."""
+
+
 class CheckpointError(MimoError):
     """A checkpoint that can't be run: one line per faulty file, tensor or field."""
 

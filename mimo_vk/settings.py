@@ -37,6 +37,7 @@ class Settings:
     read_threads: int = 8
     direct: bool = True
     pin_slots: int = 4
+    max_image_tokens: int | None = None  # None: what the checkpoint's own limits allow
     temperature: float | None = None  # None: each command's own default
     top_p: float | None = None
     seed: int | None = None
@@ -173,6 +174,8 @@ SHARED: tuple[Row, ...] = (
         "the CPU backend; every one returns the same bytes"),
     Row("pin_slots", None, "MIMO_PIN_SLOTS", whole(1, 1024), "N",
         "snapshots kept at most (4)"),
+    Row("max_image_tokens", None, "MIMO_MAX_IMAGE_TOKENS", whole(1), "N",
+        "tokens that one picture may cost: larger ones are scaled down (what the checkpoint allows)"),
     Row("api_key", None, "MIMO_API_KEY", words, "KEY",
         "the key that requests to the server must bring"),
 )

@@ -1,0 +1,294 @@
+"""A picture's bytes become the patches that the vision tower reads.
+
+Sizes and arithmetic are those of transformers' Pillow-based Qwen2-VL image processor: for a picture that is already
+8-bit RGB the patches equal its output bit for bit. What that processor leaves open is settled here: the camera's
+orientation is applied, transparency is laid on white, 16-bit grey is scaled, an animation shows its first frame.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from mimo_vk.config import read_json
+from mimo_vk.errors import CheckpointError, ImageError
+from mimo_vk.formats import F32
+from mimo_vk.image_formats import SUPPORTED, sniff
+from mimo_vk.settings import Settings
+
+MAX_SOURCE_PIXELS = 100_000_000  # a file of a few kB can claim to be larger; as RGB this many take 400 MB
+MAX_RATIO = 200  # the processor's own bound
+
+# Our own bound is checked between reading the header and decoding; Pillow's would only add a warning to it.
+Image.MAX_IMAGE_PIXELS = None
+
+_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 turn the picture on its side
+_FIXED: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "resample": 3,  # bicubic
+    "rescale_factor": 1 / 255,
+    "data_format": "channels_first",
+}
+_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """How pictures are cut up and what they may cost. ``max_tokens`` None: only the pixel limits hold."""
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    max_tokens: int | None = None
+
+    @property
+    def unit(self) -> int:
+        """Pixels along the side of one token's square."""
+        return self.patch_size * self.merge_size
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """One picture for the tower.
+
+    pixels: [rows * columns, 3 * temporal_patch_size * patch_size^2], normalised, the patches in the order (block row,
+    block column, row in block, column in block) of merge_size^2 blocks, each patch (channel, time, y, x).
+    grid: (rows, columns) of patches, both multiples of merge_size.
+    """
+
+    pixels: F32
+    grid: tuple[int, int]
+    merge_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Rows that the tower makes of it: one for each block of merge_size^2 patches."""
+        return self.grid[0] * self.grid[1] // self.merge_size**2
+
+
+def load_limits(model_dir: Path, vision_config: Mapping[str, Any], settings: Settings) -> ImageLimits:
+    """The limits of preprocessor_config.json, with the settings' bound on tokens.
+
+    ``vision_config`` is config.json's object. Errors: CheckpointError with a line per faulty field.
+    """
+    path = model_dir / "preprocessor_config.json"
+    reader = _Fields(str(path), read_json(path))
+    for key, value in _FIXED.items():
+        if reader.raw.get(key, value) != value:
+            reader.fault(key, f"{value} (no other value is supported)")
+    if reader.raw.get("image_processor_type", _PROCESSORS[0]) not in _PROCESSORS:
+        reader.fault("image_processor_type", " or ".join(_PROCESSORS))
+    limits = ImageLimits(
+        patch_size=reader.size("patch_size", vision_config, "patch_size"),
+        merge_size=reader.size("merge_size", vision_config, "spatial_merge_size"),
+        temporal_patch_size=reader.size("temporal_patch_size", vision_config, "temporal_patch_size"),
+        min_pixels=reader.pixels("min_pixels", "shortest_edge"),
+        max_pixels=reader.pixels("max_pixels", "longest_edge"),
+        mean=reader.three("image_mean", -10.0),
+        std=reader.three("image_std", 0.0),
+        max_tokens=settings.max_image_tokens,
+    )
+    if not reader.faults and limits.min_pixels > limits.max_pixels:
+        reader.fault("min_pixels", f"at most max_pixels ({limits.max_pixels})")
+    if reader.faults:
+        raise CheckpointError(reader.faults)
+    return limits
+
+
+class _Fields:
+    """preprocessor_config.json's values, and the faults among them."""
+
+    def __init__(self, where: str, raw: dict[str, Any]) -> None:
+        self.where, self.raw, self.faults = where, raw, list[str]()
+
+    def fault(self, key: str, expected: str) -> None:
+        found = f"found {self.raw[key]!r}" if key in self.raw else "it is missing"
+        self.faults.append(f"{self.where}: {key}: expected {expected}, {found}")
+
+    def size(self, key: str, vision_config: Mapping[str, Any], twin: str) -> int:
+        """A small whole number that vision_config has too, as ``twin``."""
+        value, other = self.raw.get(key), vision_config.get(twin)
+        if type(value) is not int or not 1 <= value <= 1024:
+            self.fault(key, "a whole number from 1 to 1024")
+            return 1
+        if other is not None and other != value:
+            self.fault(key, f"vision_config.{twin} of config.json ({other!r})")
+        return value
+
+    def pixels(self, key: str, twin: str) -> int:
+        """A number of pixels, which newer files keep inside ``size``."""
+        sizes = self.raw.get("size")
+        value = self.raw.get(key, sizes.get(twin) if isinstance(sizes, dict) else None)
+        if type(value) is not int or not 1 <= value < 2**31:
+            self.fault(key, "a number of pixels from 1 on")
+            return 1
+        return value
+
+    def three(self, key: str, low: float) -> tuple[float, float, float]:
+        """A number for each of red, green and blue, above ``low``."""
+        value = self.raw.get(key)
+        if (
+            not isinstance(value, list)
+            or len(value) != 3
+            or not all(type(v) in (int, float) and low < v <= 10 for v in value)
+        ):
+            self.fault(key, f"three numbers above {low:g}, at most 10")
+            return (1.0, 1.0, 1.0)
+        return (float(value[0]), float(value[1]), float(value[2]))
+
+
+def load_image(data: bytes, limits: ImageLimits) -> Patches:
+    """Decode, resize and normalise a picture. Errors: ImageError says what is wrong with it."""
+    image = _open(data)
+    width, height = _upright_size(image)
+    rows, columns = token_grid(height, width, limits)
+    try:
+        pixels = _as_rgb(image)
+    except ImageError:
+        raise
+    except Exception as error:  # a damaged file makes a decoder raise nearly anything
+        raise ImageError(f"the {sniff(data)} picture is truncated or damaged: {_one_line(error)}") from None
+    assert pixels.size == (width, height), "the header's size is the decoded picture's"
+    size = (columns * limits.unit, rows * limits.unit)
+    resized = np.asarray(pixels.resize(size, resample=Image.Resampling.BICUBIC))
+    return Patches(
+        _patchify(resized, limits), (rows * limits.merge_size, columns * limits.merge_size), limits.merge_size
+    )
+
+
+def image_tokens(data: bytes, limits: ImageLimits) -> int:
+    """Tokens that the picture will take, from its header alone. Errors: as ``load_image``, but for damaged data."""
+    width, height = _upright_size(_open(data))
+    rows, columns = token_grid(height, width, limits)
+    return rows * columns
+
+
+def token_grid(height: int, width: int, limits: ImageLimits) -> tuple[int, int]:
+    """Rows and columns of tokens for a picture of that size: the processor's smart_resize, in whole tokens.
+
+    Errors: ImageError for a picture more than 200 times as long as it is wide.
+    """
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise ImageError(f"the picture is {width}x{height}: a side may be at most {MAX_RATIO} times the other")
+    unit, most = limits.unit, limits.max_pixels
+    if limits.max_tokens is not None:
+        most = min(most, limits.max_tokens * unit**2)
+    least = min(limits.min_pixels, most)
+    rows, columns = round(height / unit), round(width / unit)
+    if rows * columns * unit**2 > most:
+        beta = math.sqrt((height * width) / most)
+        rows = max(1, math.floor(height / beta / unit))
+        columns = max(1, math.floor(width / beta / unit))
+    elif rows * columns * unit**2 < least:
+        beta = math.sqrt(least / (height * width))
+        rows, columns = math.ceil(height * beta / unit), math.ceil(width * beta / unit)
+    return _capped(rows, columns, limits.max_tokens)
+
+
+def _capped(rows: int, columns: int, most: int | None) -> tuple[int, int]:
+    """Shorten the longer side to ``most`` tokens: a thin picture's shorter side is one token however it is scaled."""
+    if most is None or rows * columns <= most:
+        return rows, columns
+    if rows > columns:
+        return max(1, most // columns), min(columns, most)
+    return min(rows, most), max(1, most // rows)
+
+
+def _open(data: bytes) -> Image.Image:
+    """The picture with its header read, of a format and a size that can be used."""
+    name = sniff(data)
+    if name not in SUPPORTED:
+        found = f"a {name} file" if name else "a file of unknown format"
+        raise ImageError(f"expected a picture ({', '.join(SUPPORTED)}), found {found if data else 'no data'}")
+    try:
+        image = Image.open(io.BytesIO(data), formats=[SUPPORTED[name]])
+    except Exception as error:  # as for decoding
+        reason = "" if isinstance(error, Image.UnidentifiedImageError) else f": {_one_line(error)}"
+        raise ImageError(f"the {name} picture's header is truncated or damaged{reason}") from None
+    width, height = image.size
+    if width * height > MAX_SOURCE_PIXELS:
+        raise ImageError(
+            f"the picture is {width}x{height}: at most {MAX_SOURCE_PIXELS / 1e6:g} million pixels are read"
+        )
+    if width < 1 or height < 1:
+        raise ImageError(f"the {name} picture is {width}x{height}: it has no pixels")
+    return image
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height once the orientation is applied. Pillow's TIFF reader has applied it already."""
+    width, height = image.size
+    if image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8):
+        return height, width
+    return width, height
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged notes don't spoil the picture
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """The decoded first frame, upright, as 8-bit RGB."""
+    image.load()
+    if _orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        image = _from_16_bit_grey(image)
+    if image.mode in ("I", "F"):
+        raise ImageError("the picture's pixels are 32-bit numbers: only 8 and 16 bits a channel are read")
+    if not (image.has_transparency_data or "A" in image.getbands()):
+        return image.convert("RGB")
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, rgba).convert("RGB")
+
+
+def _from_16_bit_grey(image: Image.Image) -> Image.Image:
+    """8-bit grey, rounded; the one grey that a PNG may declare transparent becomes white."""
+    values = np.asarray(image).astype(np.uint32)
+    grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):
+        grey[values == clear] = 255
+    return Image.fromarray(grey)
+
+
+def _patchify(pixels: np.ndarray, limits: ImageLimits) -> F32:
+    """uint8 [height, width, 3] to the patches' normalised numbers, in the processor's order."""
+    height, width, channels = pixels.shape
+    merge, patch, times = limits.merge_size, limits.patch_size, limits.temporal_patch_size
+    blocks = pixels.reshape(height // (patch * merge), merge, patch, width // (patch * merge), merge, patch, channels)
+    blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels, patch, patch)
+    out = np.empty((len(blocks), channels, times, patch, patch), dtype=np.float32)
+    for channel, table in enumerate(_tables(limits)):
+        out[:, channel] = table[blocks[:, channel]][:, None]
+    return out.reshape(len(blocks), -1)
+
+
+def _tables(limits: ImageLimits) -> F32:
+    """What each of the 256 values becomes, by channel [3, 256]: the processor's steps, rounded as it rounds them."""
+    scaled = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
+    mean, std = np.array(limits.mean, np.float32), np.array(limits.std, np.float32)
+    return (scaled[None, :] - mean[:, None]) / std[:, None]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
