@@ -1,47 +1,23 @@
-"""The unmodified clients: OpenAI's Python package, and lm-eval's ``local-completions``."""
+"""OpenAI's Python package, unmodified, against our server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import pytest
-from engines import open_engine
 from openai.types.chat import ChatCompletionChunk
 
-from mimo_vk.sampling import log_softmax
 from tests.live_server import LiveServer, serving
 from tests.test_server_chat import ANSWERS, TIME, WEATHER
 
 MODEL = "checkpoint"
 TOOLS: Any = [WEATHER, TIME]
-TASK = """\
-task: local_choice
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}} Answer:"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: answer
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-"""
-QUESTIONS: list[dict[str, Any]] = [
-    {"question": "What is 2 + 2?", "choices": ["3", "4", "twenty-two"], "answer": 1},
-    {"question": "The sky is", "choices": ["blue", "made of 🧀"], "answer": 0},
-    {"question": "Ein Tag hat", "choices": ["24 Stunden", "drei Füße", "Öl", "é"], "answer": 0},
-]
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -165,36 +141,64 @@ def test_the_key(tiny_checkpoint: Path) -> None:
         assert "right" not in server.log
 
 
-def test_lm_eval_runs_a_multiple_choice_task(tiny_server: LiveServer, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Its log-likelihoods are those of an engine of our own, read cold, and its accuracy follows from them."""
-    data = tmp_path / "questions.jsonl"
-    data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8")
-    (tmp_path / "local_choice.yaml").write_text(TASK.format(data=data), encoding="utf-8")
-    arguments = f"model={MODEL},base_url={tiny_server.url}/v1/completions,num_concurrent=2,max_length=512"
-    command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
-    command += ["--tasks", "local_choice", "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(
-        [*command, "--log_samples"], env={**os.environ, **offline}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    samples = [json.loads(line) for file in (tmp_path / "out").rglob("samples*.jsonl") for line in file.open()]
-    results = json.loads(next((tmp_path / "out").rglob("results*.json")).read_text())
-    right = 0
-    with open_engine(tiny_checkpoint, backend="numpy") as engine:
-        for sample in samples:
-            question = QUESTIONS[sample["doc_id"]]
-            expected = [log_likelihood(engine, question["question"] + " Answer:", c) for c in question["choices"]]
-            found = [float(answer[0][0]) for answer in sample["resps"]]
-            assert found == expected
-            right += expected.index(max(expected)) == question["answer"]
-    assert len(samples) == len(QUESTIONS)
-    assert results["results"]["local_choice"]["acc,none"] == right / len(QUESTIONS)
+# AsyncOpenAI
 
 
-def log_likelihood(engine: Any, context: str, choice: str) -> float:
-    """The sum of the log-probabilities of a choice's tokens behind its context, as lm-eval cuts them."""
-    before = engine.tokenizer.encode(context)
-    ids = engine.tokenizer.encode(f"{context} {choice}")
-    rows = log_softmax(engine.session().prompt(ids, all_logits=True), engine.vocab_limit)
-    return float(sum(float(rows[at - 1, ids[at]]) for at in range(len(before), len(ids))))
+def asynchronous(server: LiveServer, work: Callable[[openai.AsyncOpenAI], Awaitable[T]]) -> T:
+    """What ``work`` returns, given a client."""
+
+    async def main() -> T:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="any", max_retries=0) as client:
+            return await work(client)
+
+    return asyncio.run(main())
+
+
+async def streamed(client: openai.AsyncOpenAI, text: str) -> str:
+    """A streamed answer's text."""
+    stream = await client.chat.completions.create(model=MODEL, messages=ask(text), temperature=0, stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+def test_an_asynchronous_stream(echo_server: LiveServer) -> None:
+    assert asynchronous(echo_server, lambda client: streamed(client, "Grüße, 世界 🙂")) == "Grüße, 世界 🙂"
+
+
+def test_an_asynchronous_stream_that_is_closed_stops_its_work(echo_server: LiveServer) -> None:
+    before = echo_server.metric("requests_total", route="/v1/chat/completions", outcome="cancelled")
+
+    async def leave(client: openai.AsyncOpenAI) -> int:
+        text, got = "SLOW " + "word " * 300, 0
+        stream = await client.chat.completions.create(model=MODEL, messages=ask(text), temperature=0, stream=True)
+        async for chunk in stream:
+            got += bool(chunk.choices[0].delta.content)
+            if got == 3:
+                break
+        await stream.close()
+        return got
+
+    assert asynchronous(echo_server, leave) == 3
+    echo_server.wait_metric("requests_total", before + 1, route="/v1/chat/completions", outcome="cancelled")
+    echo_server.wait_metric("requests_running", 0)
+    last = [line for line in echo_server.request_lines if line["path"] == "/v1/chat/completions"][-1]
+    assert 3 <= last["generated_tokens"] < 300
+
+
+def test_two_asynchronous_answers_at_once(echo_server: LiveServer) -> None:
+    """Each gets its own text, the one that waits too; one of them may be cancelled without the other."""
+    long, short = "SLOW " + "one " * 20, "two 🙂"
+
+    async def both(client: openai.AsyncOpenAI) -> tuple[str, str]:
+        return await asyncio.gather(streamed(client, long), streamed(client, short))
+
+    assert asynchronous(echo_server, both) == (long, short)
+
+    async def one_left(client: openai.AsyncOpenAI) -> str:
+        first = asyncio.create_task(streamed(client, "SLOW " + "one " * 300))
+        await asyncio.sleep(0.2)
+        second = asyncio.create_task(streamed(client, short))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        return await second
+
+    assert asynchronous(echo_server, one_left) == short
