@@ -14,6 +14,7 @@ from mimo_vk.direct_io import span_capacity
 from mimo_vk.errors import UsageError
 from mimo_vk.machine import memory_available
 from mimo_vk.safetensors_header import tensor_bytes
+from mimo_vk.settings import PIN_SLOTS
 from mimo_vk.tensor_names import dense_tensors, expert_bytes, qkv_rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ GB = 1e9
 RUNTIME_BYTES = 250_000_000  # the interpreter with numpy, numba and its compiled kernels
 TOKENIZER_BYTES_PER_ID = 700  # tokenizer.json's vocabulary and merges, as the tokenizers library holds them
 TABLE_BYTES_PER_TENSOR = 900  # measured: the table of tensors with names and places
+SERVER_BYTES = 110_000_000  # measured 86 MB: the process that speaks HTTP, and a helper of Python's beside it
+BYTES_PER_KEPT_ID = 40  # an int and its place in a list
 KERNEL_SCRATCH = 96_000_000  # decoded blocks, attention scores and the kernels' own buffers
 REQUANTISED = ("qkv", "o_proj", "dense MLP", "head")  # what --dense-bits applies to
 KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms")
@@ -39,6 +42,8 @@ class Plan:
     kv_rings: int
     scratch: int
     runtime: int
+    snapshots: int  # all that are kept, and the one that a closed question is read from
+    server: int  # the process that speaks HTTP, with a tokenizer of its own
     layers_with_experts: int
     experts_per_layer: int
     experts_per_token: int
@@ -49,12 +54,15 @@ class Plan:
     dense_bits: int
     cap: int
     ram_bytes: int | None  # the limit the cap was chosen by; None: there was none
+    serving: bool = False  # whether ``server`` is part of the whole
     tier: int = 0  # of this machine's memory: the device process, and its experts where the device shares the memory
 
     @property
     def fixed_bytes(self) -> int:
         """All but the expert cache."""
-        return sum(self.dense.values()) + self.kv_full + self.kv_rings + self.scratch + self.runtime + self.tier
+        kept = self.kv_full + self.kv_rings + self.snapshots
+        processes = self.runtime + self.tier + (self.server if self.serving else 0)
+        return sum(self.dense.values()) + kept + self.scratch + processes
 
     @property
     def slot_bytes_all_layers(self) -> int:
@@ -117,6 +125,11 @@ def kv_bytes(config: Config, ctx: int) -> tuple[int, int]:
     return full, rings
 
 
+def snapshot_bytes(config: Config, ctx: int) -> int:
+    """One snapshot of a full context: a copy of the rings, a row of logits, the ids."""
+    return kv_bytes(config, ctx)[1] + 4 * config.vocab_size + BYTES_PER_KEPT_ID * ctx
+
+
 def scratch_bytes(config: Config, chunk: int) -> int:
     """Intermediate results of a block of ``chunk`` rows, the largest that live together, and two rows of logits."""
     hidden, chosen = config.hidden_size, config.num_experts_per_tok
@@ -129,18 +142,30 @@ def scratch_bytes(config: Config, chunk: int) -> int:
     return 4 * floats + KERNEL_SCRATCH
 
 
-def least_plan(config: Config, *, ctx: int, chunk: int, dense_bits: int = 0, num_tensors: int = 0) -> Plan:
+def least_plan(
+    config: Config,
+    *,
+    ctx: int,
+    chunk: int,
+    dense_bits: int = 0,
+    num_tensors: int = 0,
+    pin_slots: int = PIN_SLOTS,
+    serving: bool = False,
+) -> Plan:
     """The plan with the smallest cache that can run: one routing step per layer."""
     ctx = min(ctx, config.max_position_embeddings)
     chunk = min(chunk, ctx)
     nbytes, kv = expert_bytes(config), kv_bytes(config, ctx)
     tables = TABLE_BYTES_PER_TENSOR * (num_tensors or _count_tensors(config))
+    tokenizer = TOKENIZER_BYTES_PER_ID * config.vocab_size
     return Plan(
         dense=dense_bytes(config, dense_bits),
         kv_full=kv[0],
         kv_rings=kv[1],
         scratch=scratch_bytes(config, chunk),
-        runtime=RUNTIME_BYTES + TOKENIZER_BYTES_PER_ID * config.vocab_size + tables,
+        runtime=RUNTIME_BYTES + tokenizer + tables,
+        snapshots=(pin_slots + 1) * snapshot_bytes(config, ctx),
+        server=SERVER_BYTES + tokenizer,
         layers_with_experts=sum(spec.moe for spec in config.layers),
         experts_per_layer=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
@@ -151,6 +176,7 @@ def least_plan(config: Config, *, ctx: int, chunk: int, dense_bits: int = 0, num
         dense_bits=dense_bits,
         cap=config.num_experts_per_tok,
         ram_bytes=None,
+        serving=serving,
     )
 
 
@@ -200,9 +226,15 @@ def memory_limit(settings: Settings) -> tuple[int | None, str]:
 
 
 def settings_plan(config: Config, settings: Settings, num_tensors: int = 0) -> Plan:
-    """The smallest plan with the settings' context, block and dense bits."""
+    """The smallest plan with the settings' context, block, dense bits and snapshots."""
     return least_plan(
-        config, ctx=settings.ctx, chunk=settings.chunk, dense_bits=settings.dense_bits, num_tensors=num_tensors
+        config,
+        ctx=settings.ctx,
+        chunk=settings.chunk,
+        dense_bits=settings.dense_bits,
+        num_tensors=num_tensors,
+        pin_slots=settings.pin_slots,
+        serving=settings.serving,
     )
 
 

@@ -130,6 +130,7 @@ def _memory_rows(plan: Plan, config: Config, full: int, window: int) -> list[Row
         ("  KV cache", plan.kv_full + plan.kv_rings, ""),
         (f"    {full} full layers", plan.kv_full, f"{plan.ctx} rows each"),
         (f"    {rings} window layers", plan.kv_rings, f"{window} rows each"),
+        ("  snapshots", plan.snapshots, "of chats and closed questions; MIMO_PIN_SLOTS keeps fewer"),
         ("  scratch", plan.scratch, f"a block of {plan.chunk} tokens"),
         ("  runtime", plan.runtime, "interpreter, compiled kernels, tokenizer, tables"),
     ]
@@ -155,6 +156,7 @@ def _cache_rows(facts: dict[str, Any], plan: Plan, source: str) -> list[Row]:
         (f"  expert cache, cap {plan.cap}", plan.cache_bytes, f"of {plan.experts_per_layer} experts per layer"),
         ("  peak", plan.peak_bytes, f"of {within}" if within else "no limit given"),
         ("  least that can run", plan.least_bytes, f"--cap {plan.experts_per_token}"),
+        ("  with serve, on top of it all", plan.server, "the process that speaks HTTP; serve sizes its cache with it"),
     ]
 
 

@@ -45,7 +45,9 @@ def make_context(settings: Settings, front: Front, args: argparse.Namespace) -> 
     if settings.api_key is None and not is_loopback(args.host):
         log.warning("anyone who reaches %s can use the model: --api-key asks for a key", args.host)
     return Context(
-        front, Worker(replace(settings, api_key=None)), Gate(settings.api_key, hosts, args.allow_origin or ())
+        front,
+        Worker(replace(settings, api_key=None, serving=True)),
+        Gate(settings.api_key, hosts, args.allow_origin or ()),
     )
 
 

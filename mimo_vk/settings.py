@@ -15,6 +15,7 @@ from mimo_vk.errors import UsageError
 from mimo_vk.machine import physical_cores
 
 GB = 1e9  # the unit of --ram and --tier-gb, in bytes
+PIN_SLOTS = 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Settings:
     threads: int = 1
     read_threads: int = 8
     direct: bool = True
-    pin_slots: int = 4
+    pin_slots: int = PIN_SLOTS
     max_image_tokens: int | None = None  # None: what the checkpoint's own limits allow
     temperature: float | None = None  # None: each command's own default
     top_p: float | None = None
@@ -45,6 +46,7 @@ class Settings:
     log_level: str = "warning"
     backend: str = "auto"
     api_key: str | None = field(default=None, repr=False)
+    serving: bool = False  # said by `serve`, not by a person: its own process has a share of the memory
 
 
 @dataclass(frozen=True)

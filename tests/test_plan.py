@@ -9,13 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mimo_vk import budget, plan
-from mimo_vk.budget import Plan, dense_bytes, disk_bytes, fit, kv_bytes, least_plan, make_plan, memory_limit
+from mimo_vk.budget import (
+    Plan,
+    dense_bytes,
+    disk_bytes,
+    fit,
+    kv_bytes,
+    least_plan,
+    make_plan,
+    memory_limit,
+    snapshot_bytes,
+)
 from mimo_vk.checkpoint import Checkpoint
 from mimo_vk.config import Config, load_config
 from mimo_vk.errors import CheckpointError, UsageError
+from mimo_vk.kv_cache import KvCache
 from mimo_vk.settings import Settings
 from mimo_vk.weights import check_names
 from tests.build import small_tensors, write_model
@@ -66,6 +78,27 @@ def test_keys_and_values():
     assert kv_bytes(PRO, 1000) == (10 * 1000 * 8 * 320 * 4, 60 * 128 * 8 * 320 * 4)
 
 
+def test_snapshots_and_the_server_s_own_process():
+    """A snapshot of Flash is 39 rings of 128 rows, a row of logits, and 8192 ids of 40 bytes: 52 MB. Four are kept, and
+    one more is read from. The server has 110 MB and 700 bytes for each of the tokenizer's ids."""
+    one = 39 * 128 * 8 * 320 * 4 + 4 * 152576 + 40 * 8192
+    assert one == 52_056_064
+    least = least_plan(FLASH, ctx=8192, chunk=64)
+    assert least.snapshots == 5 * one
+    assert least_plan(FLASH, ctx=8192, chunk=64, pin_slots=1).snapshots == 2 * one
+    serving = least_plan(FLASH, ctx=8192, chunk=64, serving=True)
+    assert least.server == serving.server == 110_000_000 + 700 * 152576
+    assert serving.fixed_bytes == least.fixed_bytes + serving.server
+
+
+def test_a_snapshot_has_the_bytes_that_the_plan_counts(tmp_path: Path):
+    config = load_config(write_model(tmp_path, small_tensors()))[0]
+    cache = KvCache(config, 100)
+    snapshot = cache.snapshot(np.zeros((1, config.vocab_size), np.float32))
+    held = sum(keys.nbytes + values.nbytes for keys, values in snapshot.rings.values()) + snapshot.logits.nbytes
+    assert held > 0 and snapshot_bytes(config, 100) == held + 40 * 100
+
+
 def test_experts_and_cold_reads():
     """12.75 MiB and 19.125 MiB an expert; 8 of them in each of 47 and 69 layers."""
     flash, pro = (least_plan(c, ctx=8192, chunk=64) for c in (FLASH, PRO))
@@ -89,7 +122,7 @@ def test_a_slot_holds_an_expert_wherever_it_begins():
 def test_the_peak_is_the_sum_of_its_parts():
     p = make_plan(FLASH, ctx=8192, chunk=64, cap=20)
     assert p.cap == 20
-    parts = sum(p.dense.values()) + p.kv_full + p.kv_rings + p.scratch + p.runtime
+    parts = sum(p.dense.values()) + p.kv_full + p.kv_rings + p.snapshots + p.scratch + p.runtime
     assert p.peak_bytes == parts + 20 * 47 * p.slot_bytes
     assert p.runtime > 250e6
     assert p.scratch > 64 * 16384 * 3 * 4
@@ -192,7 +225,9 @@ def test_plan_of_flash_before_its_download(tmp_path: Path, capsys: pytest.Captur
         "dense weights": "8.895", "embedding": "1.250", "head": "1.250", "qkv": "2.873", "o_proj": "3.221",
         "dense MLP": "0.201", "router": "0.099", "norms": "0.002", "KV cache": "0.429", "9 full layers": "0.377",
         "39 window layers": "0.051", "one cached expert per layer": "0.629", "experts": "160.860",
-        "text model": "169.755", "read per token, cold": "5.027", "no shards found yet": "0.000",
+        "snapshots": "0.260",
+        "with serve, on top of it all": "0.217", "text model": "169.755",
+        "read per token, cold": "5.027", "no shards found yet": "0.000",
     }  # fmt: skip
     assert {key: values.get(key) for key in expected} == expected
     cap = int(next(key for key in values if key.startswith("expert cache, cap ")).split()[-1])
