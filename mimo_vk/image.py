@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +159,8 @@ def load_image(data: bytes, limits: ImageLimits) -> Patches:
     width, height = _upright_size(image)
     rows, columns = token_grid(height, width, limits)
     try:
-        pixels = _as_rgb(image)
+        with _quiet():
+            pixels = _as_rgb(image)
     except ImageError:
         raise
     except Exception as error:  # a damaged file makes a decoder raise nearly anything
@@ -215,7 +218,8 @@ def _open(data: bytes) -> Image.Image:
         found = f"a {name} file" if name else "a file of unknown format"
         raise ImageError(f"expected a picture ({', '.join(SUPPORTED)}), found {found if data else 'no data'}")
     try:
-        image = Image.open(io.BytesIO(data), formats=[SUPPORTED[name]])
+        with _quiet():
+            image = Image.open(io.BytesIO(data), formats=[SUPPORTED[name]])
     except Exception as error:  # as for decoding
         reason = "" if isinstance(error, Image.UnidentifiedImageError) else f": {_one_line(error)}"
         raise ImageError(f"the {name} picture's header is truncated or damaged{reason}") from None
@@ -288,6 +292,14 @@ def _tables(limits: ImageLimits) -> F32:
     scaled = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
     mean, std = np.array(limits.mean, np.float32), np.array(limits.std, np.float32)
     return (scaled[None, :] - mean[:, None]) / std[:, None]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Pillow's warnings about odd files aren't for the user: either the picture can be read, or an error names it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
 
 
 def _one_line(error: BaseException) -> str:
