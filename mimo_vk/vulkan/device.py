@@ -118,6 +118,13 @@ class Pipeline:
         self.tensors = tensors
         self.algorithm = algorithm
 
+    def operation(self, push: dict[str, int] | None = None) -> Any:
+        """A dispatch to record, with push constants of its own: they are fixed when it is recorded."""
+        if push is None:
+            return kp.OpAlgoDispatch(self.algorithm)
+        assert tuple(push) == self.kernel.push, (self.kernel.name, tuple(push), self.kernel.push)
+        return kp.OpAlgoDispatch(self.algorithm, np.array(list(push.values()), np.uint32))
+
 
 class Program:
     """Dispatches recorded once, in order, and run any number of times.
@@ -135,15 +142,27 @@ class Program:
         self._written: list[Any] = []
         self._sealed = False
 
-    def dispatch(self, pipeline: Pipeline, writes: Sequence[Any]) -> Program:
-        """Record one dispatch that writes ``writes``, some of its tensors, and reads its others."""
+    def dispatch(self, pipeline: Pipeline, writes: Sequence[Any], push: dict[str, int] | None = None) -> Program:
+        """Record one dispatch that writes ``writes``, some of its tensors, and reads its others.
+
+        ``push``: constants of this dispatch alone, instead of the pipeline's own.
+        """
+        return self.dispatch_parts([(pipeline, push)], writes)
+
+    def dispatch_parts(self, parts: Sequence[tuple[Pipeline, dict[str, int] | None]], writes: Sequence[Any]) -> Program:
+        """Record dispatches that each write a part of their own of the same tensors, and read none that another wrote.
+
+        They count as one: nothing orders them among themselves, and nothing has to.
+        """
         assert not self._sealed, "nothing may follow a dispatch that wrote storage"
-        assert writes and all(_among(tensor, pipeline.tensors) for tensor in writes), pipeline.kernel.name
+        name = parts[0][0].kernel.name
         for tensor in writes:
-            assert not _among(tensor, self._written), f"{pipeline.kernel.name}: a tensor is written twice"
-            assert not _among(tensor, self._read), f"{pipeline.kernel.name}: a tensor is written after it was read"
-        self._sequence.record(kp.OpAlgoDispatch(pipeline.algorithm))
-        self._read += [tensor for tensor in pipeline.tensors if not _among(tensor, writes)]
+            assert not _among(tensor, self._written), f"{name}: a tensor is written twice"
+            assert not _among(tensor, self._read), f"{name}: a tensor is written after it was read"
+        for pipeline, push in parts:
+            assert writes and all(_among(tensor, pipeline.tensors) for tensor in writes), name
+            self._sequence.record(pipeline.operation(push))
+            self._read += [tensor for tensor in pipeline.tensors if not _among(tensor, writes)]
         self._written += writes
         self._order(writes)
         return self
