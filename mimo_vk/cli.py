@@ -79,6 +79,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", metavar="N", default="8000", help="the port (8000); 0 takes any that is free")
     parser.add_argument("--model-id", metavar="NAME", help="the model's name in the API (the directory's)")
     parser.add_argument("--api-key", metavar="KEY", help="the key that every request must bring [MIMO_API_KEY]")
+    parser.add_argument(
+        "--log-prompts", action="store_true", default=None, help="log what is asked, word for word [MIMO_LOG_PROMPTS]"
+    )
     parser.add_argument("--allow-host", metavar="NAME", action="append", help="a Host that requests may name; repeats")
     parser.add_argument(
         "--allow-origin", metavar="ORIGIN", action="append", help="the origin of a web page that may ask; repeats"

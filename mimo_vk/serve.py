@@ -33,7 +33,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     front = Front(settings, args.model_id)
     with listen(args.host, port) as listener:
         context = make_context(settings, front, args)
-        if settings.log_level != "error":
+        if settings.log_level != "error" or settings.log_prompts:
             start_request_log()
         asyncio.run(Server(context, listener, args.host).run())
     return 0
@@ -48,6 +48,7 @@ def make_context(settings: Settings, front: Front, args: argparse.Namespace) -> 
         front,
         Worker(replace(settings, api_key=None, serving=True)),
         Gate(settings.api_key, hosts, args.allow_origin or ()),
+        log_prompts=settings.log_prompts,
     )
 
 

@@ -46,6 +46,7 @@ class Settings:
     log_level: str = "warning"
     backend: str = "auto"
     api_key: str | None = field(default=None, repr=False)
+    log_prompts: bool = False
     serving: bool = False  # said by `serve`, not by a person: its own process has a share of the memory
 
 
@@ -180,6 +181,8 @@ SHARED: tuple[Row, ...] = (
         "tokens that one picture may cost: larger ones are scaled down (what the checkpoint allows)"),
     Row("api_key", None, "MIMO_API_KEY", words, "KEY",
         "the key that requests to the server must bring"),
+    Row("log_prompts", None, "MIMO_LOG_PROMPTS", switch, None,
+        "the server's log holds the text of what it is asked"),
 )
 # fmt: on
 

@@ -27,13 +27,17 @@ log = logging.getLogger("mimo_vk")
 
 @dataclass
 class Context:
-    """What a route works with. front: names, limits, text to ids. keep_alive: seconds between a stream's comments."""
+    """What a route works with. front: names, limits, text to ids. keep_alive: seconds between a stream's comments.
+
+    log_prompts: whether the log holds the text of what is asked.
+    """
 
     front: Front
     worker: Worker
     gate: Gate = field(default_factory=Gate)
     metrics: Metrics = field(default_factory=Metrics)
     keep_alive: float = KEEP_ALIVE_SECONDS
+    log_prompts: bool = False
 
 
 Endpoint = Callable[[Context, Request, Record], Awaitable[Response]]
@@ -82,7 +86,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        record = Record(scope["method"], scope["path"])
+        record = Record(scope["method"], scope["path"], log_prompt=self.context.log_prompts)
         sender = _Sender(send, record, self._allowed_origin(scope))
         try:
             await self._answer(Request(scope, receive), record, sender, receive)

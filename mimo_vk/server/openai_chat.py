@@ -47,6 +47,7 @@ async def endpoint(context: Context, request: Request, record: Record) -> Respon
     body = await read_body(request)
     wanted, prepared = await asyncio.to_thread(check, context.front, body)  # a long text takes its time
     record.stream = bool(wanted.stream)
+    record.asked(lambda: [message.model_dump(exclude_none=True) for message in wanted.messages])
     reply = Reply(context.front, prepared, record, wanted)
     task = context.worker.submit(prepared.job)
     if wanted.stream:

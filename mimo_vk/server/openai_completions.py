@@ -32,6 +32,7 @@ async def endpoint(context: Context, request: Request, record: Record) -> Respon
     body = await read_body(request)
     wanted, job = await asyncio.to_thread(check, context.front, body)  # a long text takes its time
     record.stream = bool(wanted.stream)
+    record.asked(lambda: wanted.prompt)
     reply = Reply(context.front, record, wanted)
     task = context.worker.submit(job)
     if wanted.stream:

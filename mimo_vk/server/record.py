@@ -1,4 +1,5 @@
-"""One request's figures: what its log line and the metrics say of it. No text of a prompt or an answer is kept."""
+"""One request's figures: what its log line and the metrics say of it. The text of a prompt is kept only where the
+server was told to log it, that of an answer never."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import logging
 import sys
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from mimo_vk.server.metrics import Metrics
 
 log = logging.getLogger("mimo_vk.requests")
+PICTURE = "data:"  # how a picture's text begins; the log holds none
 
 
 @dataclass
@@ -34,6 +37,13 @@ class Record:
     started: float | None = None  # when the model began to answer: the prompt was read
     first_token: float | None = None
     ended: float = 0.0
+    log_prompt: bool = False
+    prompt: Any = None
+
+    def asked(self, prompt: Callable[[], Any]) -> None:
+        """What the model is asked, for the log, if that is wanted there."""
+        if self.log_prompt:
+            self.prompt = _without_pictures(prompt())
 
     def token(self) -> None:
         """A token was generated."""
@@ -82,7 +92,16 @@ class Record:
             }
         if self.first_token is not None:
             line["first_token_seconds"] = round(self.first_token - self.began, 4)
-        return line
+        return line if self.prompt is None else line | {"prompt": self.prompt}
+
+
+def _without_pictures(value: Any) -> Any:
+    """A JSON value, of each picture in it only how its text begins."""
+    if isinstance(value, str):
+        return value[:40] + "..." if value.startswith(PICTURE) and len(value) > 40 else value
+    if isinstance(value, Mapping):
+        return {key: _without_pictures(item) for key, item in value.items()}
+    return [_without_pictures(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def start_request_log() -> None:

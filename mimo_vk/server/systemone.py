@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
@@ -61,6 +61,7 @@ async def endpoint(context: Context, request: HttpRequest, record: Record) -> Re
         wanted, prompts = await asyncio.to_thread(check, context.front, request.headers, body)
     except InvalidRequest as error:
         return invalid(error)
+    record.asked(lambda: asdict(wanted))
     found = Found({}, 0)
     if prompts.questions:
         found = await unless_gone(request, context.worker.call(SystemOneJob(prompts, wanted.pin_state)))
