@@ -52,6 +52,7 @@ class EchoSession:
         yield np.zeros((count, self._engine.vocab_limit), np.float32)
 
     def read_options(self, ids: list[int], options: list[list[int]], **more: Any) -> list[Any]:
+        self.prompt(ids, **more)
         return [np.full(len(option), -1.0) for option in options]
 
     def note(self, ids: list[int]) -> bool:

@@ -144,3 +144,32 @@ def test_ctrl_c_on_a_terminal(echo_server: LiveServer) -> None:
         terminal.type(CTRL_D)
         assert terminal.status() == 0
         assert "Traceback" not in terminal.seen
+
+
+def test_ctrl_c_ends_a_decision_or_a_prompt_s_reading_and_no_more(echo_server: LiveServer) -> None:
+    """The server stops working on it too, and answers what comes next."""
+    with Terminal([*CHAT, "--attach", echo_server.url], ROOT) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("/decide yes | no\r")
+        terminal.wait_for("decide> ")
+        for _ in range(2):
+            terminal.type("READ SLOWLY " + "word " * 300 + "\r")
+            echo_server.wait_metric("requests_running", 1)
+            terminal.type(CTRL_C)
+            terminal.wait_for("stopped")
+            terminal.wait_for("decide> ")
+            echo_server.wait_metric("requests_running", 0, seconds=2)
+        terminal.type("Is it?\r")
+        assert "50.0%" in terminal.wait_for("entropy 1.00 of 1.00 bits")
+        terminal.type("/decide\r")
+        terminal.wait_for("turns again")
+        terminal.type("READ SLOWLY " + "word " * 300 + "\r")
+        echo_server.wait_metric("requests_running", 1)
+        terminal.type(CTRL_C)
+        terminal.wait_for("stopped")
+        terminal.type("Hello?\r")
+        terminal.wait_for("\nHello?")
+        terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.status() == 0
+        assert "Traceback" not in terminal.seen
