@@ -24,6 +24,7 @@ from tests.matrices import random_expert, random_x
 from tests.vulkan_device import assert_same_bits, permuted, reference, software_device
 
 BUILDS = (".spv", ".denorm.spv")
+MOVES_WORDS = {"copy_items", "embed", "kv_append"}  # and does nothing else
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"
 EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16", "UMin"}  # the last one of integers
 
@@ -48,7 +49,7 @@ def test_the_row_is_the_glsl(kernel: Kernel) -> None:
     ]
     assert re.findall(r"layout\(local_size_x = (\d+)\) in", source) == [str(kernel.local_size)]
     constants = re.findall(r"layout\(constant_id = (\d+)\) const uint (\w+)", source)
-    assert constants == [(str(i), name) for i, name in enumerate(kernel.constants)]
+    assert sorted(constants) == [(str(i), name) for i, name in enumerate(kernel.constants)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=by_name)
@@ -73,8 +74,10 @@ def test_no_operation_may_be_fused(kernel: Kernel, build: str) -> None:
     assert {name for _, name in operations} <= {"OpFMul", "OpFAdd", "OpFSub", "OpVectorTimesScalar"}
     assert [result for result, _ in operations if result not in exact] == []
     assert set(re.findall(r"OpExtInst %\d+ %\d+ (\w+)", text)) <= EXACT_FUNCTIONS
-    if kernel.name != "copy_items":  # which moves words only
-        assert len(operations) >= 8
+    if kernel.name in MOVES_WORDS:
+        assert not operations
+    else:
+        assert len(operations) >= {"add": 1, "weighted_sum": 2, "split_rope": 7}.get(kernel.name, 8)
         modes = set(re.findall(r"OpExecutionMode %\d+ (\w+) 32\n", text))
         expected = {"RoundingModeRTE", "SignedZeroInfNanPreserve"}
         assert modes == (expected | {"DenormPreserve"} if build == ".denorm.spv" else expected)

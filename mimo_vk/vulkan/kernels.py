@@ -35,7 +35,55 @@ DOWN = Kernel(
 )
 COPY = Kernel("copy_items", ("Place", "Source", "Slab"), ("count",))
 PROBE = Kernel("probe", ("A", "B", "C", "Results"), ("n",))
-KERNELS = (GATE_UP, DOWN, COPY, PROBE)
+
+# The dense path. Binding 0 is Step, uint32 [rows, start, first, 0] in a ``host`` tensor; the group counts are
+# free (every kernel loops), and what a push constant means stands in the shader. ``_bits`` are a float32's.
+_LINEAR_PUSH = ("n", "items", "x_stride", "w_at", "y_stride", "y_at")
+_TILE = ("ROWS", "OUTPUTS")
+LINEAR_F32 = Kernel("linear_f32", ("Step", "X", "W", "Y"), _LINEAR_PUSH, 64, _TILE)
+LINEAR_BF16 = Kernel("linear_bf16", ("Step", "X", "W", "Y"), _LINEAR_PUSH, 64, _TILE)
+LINEAR_INT8 = Kernel("linear_int8", ("Step", "X", "W", "S", "Y"), (*_LINEAR_PUSH, "s_at"), 64, _TILE)
+LINEAR_FP8 = Kernel(
+    "linear_fp8", ("Step", "X", "W", "S", "Y"), (*_LINEAR_PUSH, "s_at", "blocks"), 64, (*_TILE, "SELECT_DECODE")
+)
+RMS_NORM = Kernel(
+    "rms_norm", ("Step", "X", "Slab", "Y"), ("width", "stride", "w_at", "eps_bits", "inverse_width_bits"), 32
+)
+ADD = Kernel("add", ("Step", "A", "B", "Y"), ("width", "stride"), 64)
+SWIGLU = Kernel("swiglu", ("Step", "Gate", "Up", "Y"), ("width", "in_stride", "gate_at", "up_at", "y_stride"), 64)
+WEIGHTED_SUM = Kernel("weighted_sum", ("Step", "Y", "Weights", "Total"), ("width", "stride", "choices"), 64)
+EMBED = Kernel("embed", ("Step", "Ids", "Table", "Y"), ("width", "stride", "items", "w_at", "first_id", "count"), 64)
+SPLIT_ROPE = Kernel(
+    "split_rope",
+    ("Step", "Qkv", "Tables", "Q", "K", "V"),
+    ("stride", "chunks", "heads", "kv_heads", "head_dim", "v_dim", "turned", "value_scale_bits"),
+    64,
+)
+KV_APPEND = Kernel(
+    "kv_append",
+    ("Step", "K", "V", "Keys", "Values"),
+    ("kv_heads", "head_dim", "v_dim", "cache_rows", "keys_at", "values_at"),
+    64,
+)
+ATTENTION = Kernel(
+    "attention",
+    ("Step", "Q", "K", "V", "Keys", "Values", "Slab", "Out"),
+    ("heads", "kv_heads", "head_dim", "v_dim", "out_stride", "window", "cache_rows", "keys_at", "values_at", "has_sink",
+     "sinks_at", "scale_bits"),
+    128,
+    ("HEADS",),
+)  # fmt: skip
+ROUTE = Kernel(
+    "route",
+    ("Step", "Logits", "Slab", "Ids", "Weights"),
+    ("experts", "stride", "chosen", "bias_at", "scaling_bits"),
+    32,
+)
+DENSE = (
+    LINEAR_F32, LINEAR_BF16, LINEAR_INT8, LINEAR_FP8, RMS_NORM, ADD, SWIGLU, WEIGHTED_SUM, EMBED, SPLIT_ROPE, KV_APPEND,
+    ATTENTION, ROUTE,
+)  # fmt: skip
+KERNELS = (GATE_UP, DOWN, COPY, PROBE, *DENSE)
 
 
 def shader_folder() -> Path:
