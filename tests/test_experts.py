@@ -1,11 +1,10 @@
-"""The RAM cache of experts over real files: exact bytes wherever they lie, who is evicted, what a failure leaves."""
+"""The RAM cache of experts over real files: exact bytes wherever they lie, who is evicted, what it holds."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,80 +13,22 @@ import numpy as np
 import pytest
 
 from mimo_vk import expert_reader
-from mimo_vk.errors import ReadError
 from mimo_vk.expert_table import ExpertLocation
 from mimo_vk.experts import ExpertCache, slot_bytes
-from mimo_vk.formats import Expert
 from mimo_vk.safetensors_header import TensorInfo
-
-H, INNER = 96, 64  # an expert's input and inner width: parts of 3072 and 192 bytes
-SHAPES = {
-    "down_proj.weight": (H, INNER // 2),
-    "down_proj.weight_scale": (H, INNER // 32),
-    "gate_proj.weight": (INNER, H // 2),
-    "gate_proj.weight_scale": (INNER, H // 32),
-    "up_proj.weight": (INNER, H // 2),
-    "up_proj.weight_scale": (INNER, H // 32),
-}
-BYTES = 3 * (3072 + 192)
-LAYERS = (1, 2)
-
-
-class Disk:
-    """Experts written to files: ``table`` says where, ``content[layer, expert]`` what, as six arrays."""
-
-    def __init__(self, directory: Path, count: int) -> None:
-        self.directory = directory
-        self.count = count
-        self.content: dict[tuple[int, int], list[np.ndarray]] = {}
-        self.table: dict[int, list[ExpertLocation]] = {layer: [] for layer in LAYERS}
-        self._rng = np.random.default_rng(11)
-
-    def expert(self, layer: int, expert: int) -> list[np.ndarray]:
-        parts = [self._rng.integers(0, 255, shape, dtype=np.uint8) for shape in SHAPES.values()]  # never 255
-        self.content[layer, expert] = parts
-        return parts
-
-    def name(self, layer: int, expert: int, part: str) -> str:
-        return f"model.layers.{layer}.mlp.experts.{expert}.{part}"
-
-
-def contiguous(directory: Path, count: int = 8, lead: int = 1001) -> Disk:
-    """One file a layer; the experts back to back from an odd offset to the file's last byte."""
-    disk = Disk(directory, count)
-    for layer in LAYERS:
-        path, at = directory / f"layer{layer}.bin", lead
-        written = [b"\xee" * lead]
-        for expert in range(count):
-            infos = []
-            for part, array in zip(SHAPES, disk.expert(layer, expert), strict=True):
-                infos.append(TensorInfo(disk.name(layer, expert, part), path, at, array.nbytes, "U8", array.shape))
-                written.append(array.tobytes())
-                at += array.nbytes
-            disk.table[layer].append(ExpertLocation(tuple(infos), True))
-        path.write_bytes(b"".join(written))
-    return disk
-
-
-def scattered(directory: Path, count: int = 8) -> Disk:
-    """Weights and scales in files of their own, with gaps of odd lengths between the tensors."""
-    disk = Disk(directory, count)
-    files: dict[Path, bytearray] = {}
-    for layer in LAYERS:
-        for expert in range(count):
-            infos = []
-            for i, (part, array) in enumerate(zip(SHAPES, disk.expert(layer, expert), strict=True)):
-                path = directory / f"part{i % 3}.bin"
-                data = files.setdefault(path, bytearray())
-                data += b"\xee" * (expert * 7 + i * 3 + 1)
-                infos.append(
-                    TensorInfo(disk.name(layer, expert, part), path, len(data), array.nbytes, "U8", array.shape)
-                )
-                data += array.tobytes()
-            disk.table[layer].append(ExpertLocation(tuple(infos), False))
-    for path, data in files.items():
-        path.write_bytes(data)
-    return disk
+from tests.expert_disk import (
+    BYTES,
+    LAYERS,
+    Disk,
+    arrays,
+    check_all,
+    contiguous,
+    descriptors,
+    equal,
+    fetch,
+    flat,
+    scattered,
+)
 
 
 @pytest.fixture
@@ -99,42 +40,6 @@ def disk(tmp_path: Path) -> Disk:
 def cache(disk: Disk) -> Iterator[ExpertCache]:
     with ExpertCache(disk.table, 4, readers=2) as cache:
         yield cache
-
-
-def arrays(expert: Expert) -> list[np.ndarray]:
-    return [a for matrix in (expert.down, expert.gate, expert.up) for a in (matrix.codes, matrix.scales)]
-
-
-def equal(expert: Expert, parts: list[np.ndarray]) -> bool:
-    return all(a.shape == b.shape and np.array_equal(a, b) for a, b in zip(arrays(expert), parts, strict=True))
-
-
-def fetch(cache: ExpertCache, layer: int, ids: list[int]) -> list[list[int]]:
-    """Lease, and return the batches of ids."""
-    with cache.lease(layer, ids) as batches:
-        return [[expert for expert, _ in batch] for batch in batches]
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return [expert for batch in batches for expert in batch]
-
-
-def check_all(cache: ExpertCache, disk: Disk, ids: list[int], layer: int = 1) -> None:
-    """Every byte of the experts is right while they are leased."""
-    with cache.lease(layer, ids) as batches:
-        held = [pair for batch in batches for pair in batch]
-        assert sorted(expert for expert, _ in held) == sorted(set(ids))
-        assert all(equal(expert, disk.content[layer, i]) for i, expert in held)
-
-
-def descriptors(directory: Path) -> int:
-    found = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(str(directory))
-        except OSError:
-            continue  # the listing's own descriptor
-    return found
 
 
 def resident_bytes() -> int:
@@ -280,161 +185,6 @@ def test_cleared_it_reads_again(cache: ExpertCache, disk: Disk) -> None:
     assert cache.resident(1) == set()
     check_all(cache, disk, [3, 2, 1, 0])
     assert cache.stats.misses == 8
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_file_truncated_while_open_fails_its_lease_only(disk: Disk, direct: bool) -> None:
-    path = disk.directory / "layer1.bin"
-    whole = path.read_bytes()
-    with ExpertCache(disk.table, 4, readers=2, direct=direct) as cache:
-        fetch(cache, 1, [0])
-        os.truncate(path, 1001 + 2 * BYTES + 5000)  # inside expert 2, 5000 bytes on: gate's codes
-        with pytest.raises(ReadError) as caught:
-            fetch(cache, 1, [0, 1, 2])
-        message = str(caught.value)
-        offset = 1001 + 2 * BYTES
-        assert message.startswith("expert 2 of layer 1 (model.layers.1.mlp.experts.2.down_proj.weight, ")
-        assert message.endswith(
-            f"{path}: expected {BYTES} bytes at offset {offset}, got 5000: the file has {offset + 5000} bytes"
-        )
-        assert cache.resident(1) in ({0}, {0, 1})  # 1 too, if it had begun
-        check_all(cache, disk, [0, 1])
-        check_all(cache, disk, [4, 5, 6, 7], layer=2)
-        path.write_bytes(whole)
-        check_all(cache, disk, [2, 3, 4, 5])
-        check_all(cache, disk, [6, 7, 0, 1])
-
-
-def test_only_the_tensors_of_the_bad_range_are_named(tmp_path: Path) -> None:
-    disk = scattered(tmp_path)
-    missing = tmp_path / "part1.bin"  # down's scales and up's codes
-    missing.rename(tmp_path / "elsewhere")
-    missing.mkdir()
-    with ExpertCache(disk.table, 4, readers=1) as cache:
-        with pytest.raises(ReadError, match="it is not a file") as caught:
-            fetch(cache, 2, [3])
-        assert str(caught.value).startswith(
-            f"expert 3 of layer 2 (model.layers.2.mlp.experts.3.down_proj.weight_scale): {missing}"
-        )
-        assert "gate_proj" not in str(caught.value)
-        missing.rmdir()
-        (tmp_path / "elsewhere").rename(missing)
-        check_all(cache, disk, [3, 4], layer=2)
-
-
-def test_a_missing_file_can_come_back(disk: Disk) -> None:
-    path = disk.directory / "layer1.bin"
-    path.rename(disk.directory / "away")
-    with ExpertCache(disk.table, 2, readers=8) as cache:
-        for _ in range(5):
-            with pytest.raises(ReadError, match=r"layer1.bin: can't be opened: No such file"):
-                fetch(cache, 1, [0, 1])
-        (disk.directory / "away").rename(path)
-        check_all(cache, disk, [0, 1])
-
-
-@pytest.mark.parametrize("lay_out", [contiguous, scattered])
-def test_a_nan_scale_is_refused_with_its_place(tmp_path: Path, lay_out: Any) -> None:
-    disk = lay_out(tmp_path)
-    info = disk.table[1][4].parts[3]
-    with info.path.open("r+b") as file:
-        file.seek(info.offset + 17 * (H // 32) + 2)
-        file.write(b"\xff")
-    with ExpertCache(disk.table, 4) as cache:
-        with pytest.raises(ReadError) as caught:
-            fetch(cache, 1, [4])
-        assert str(caught.value) == (
-            f"{info.path}: tensor model.layers.1.mlp.experts.4.gate_proj.weight_scale: "
-            "the scale of row 17, block 2 (columns 64 to 95) is byte 255, NaN"
-        )
-        assert cache.resident(1) == set()
-        check_all(cache, disk, [3, 5, 6, 7])
-
-
-def test_codes_may_hold_the_byte_255(disk: Disk) -> None:
-    info = disk.table[1][4].parts[2]
-    with info.path.open("r+b") as file:
-        file.seek(info.offset)
-        file.write(b"\xff")
-    disk.content[1, 4][2][0, 0] = 255
-    with ExpertCache(disk.table, 4) as cache:
-        check_all(cache, disk, [4])
-
-
-def test_leaving_early_waits_for_what_is_under_way_and_keeps_it(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.preadv
-    begun, go_on = threading.Semaphore(0), threading.Event()
-    ended: list[int] = []
-
-    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
-        begun.release()
-        go_on.wait()
-        count = real(fd, buffers, offset)
-        ended.append(offset)
-        return count
-
-    monkeypatch.setattr(os, "preadv", preadv)
-    with ExpertCache(disk.table, 4, readers=2) as cache:
-        with pytest.raises(ZeroDivisionError), cache.lease(1, [0, 1, 2, 3]):
-            assert begun.acquire(timeout=10) and begun.acquire(timeout=10)  # two are under way, two are queued
-            threading.Timer(0.3, go_on.set).start()
-            raise ZeroDivisionError
-        assert len(ended) == 2
-        assert cache.resident(1) == {0, 1}
-        assert cache.stats.bytes_read == 2 * BYTES
-        check_all(cache, disk, [4, 5, 6, 7])
-        check_all(cache, disk, [0, 1, 2, 3])
-
-
-def test_a_loop_left_half_way_leaves_the_cache_whole(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.preadv
-
-    def slow(fd: int, buffers: list[memoryview], offset: int) -> int:
-        time.sleep(0.01)
-        return real(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", slow)
-    with ExpertCache(disk.table, 4, readers=1) as cache:
-        for _ in range(3):
-            with cache.lease(1, [3, 2, 1, 0]) as batches:
-                first, expert = next(batches)[0]
-                assert first == 3 and equal(expert, disk.content[1, 3])
-            check_all(cache, disk, [7, 6, 5, 4])
-
-
-def test_a_failure_awaits_the_other_reads(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = expert_reader.ExpertRead.run
-    under_way: list[int] = []
-
-    def run(self: Any, job: Any, files: Any, scratch: Any) -> None:
-        under_way.append(1)
-        if "expert 1 " not in self._name:
-            time.sleep(0.05)
-        real(self, job, files, scratch)
-        under_way.pop()
-
-    monkeypatch.setattr(expert_reader.ExpertRead, "run", run)
-    info = disk.table[1][1].parts[1]
-    with info.path.open("r+b") as file:
-        file.seek(info.offset)
-        file.write(b"\xff")
-    with ExpertCache(disk.table, 4, readers=4) as cache:
-        with pytest.raises(ReadError, match=r"experts\.1\.down_proj\.weight_scale: the scale of row 0, block 0"):
-            fetch(cache, 1, [0, 1, 2, 3])
-        assert not under_way
-        check_all(cache, disk, [0, 2, 3])
-
-
-@pytest.mark.parametrize("where", [(expert_reader, "_expert"), (expert_reader.Files, "get")])
-def test_a_bug_in_a_reader_reaches_the_caller_and_kills_no_thread(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
-) -> None:
-    with ExpertCache(disk.table, 4, readers=1) as cache:
-        with monkeypatch.context() as patch:
-            patch.setattr(*where, lambda *_: 1 // 0)
-            with pytest.raises(ZeroDivisionError):
-                fetch(cache, 1, [0, 1])
-        check_all(cache, disk, [0, 1, 2, 3])
 
 
 def test_ten_thousand_swaps_hold_no_more_memory(tmp_path: Path) -> None:
