@@ -54,6 +54,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
             dump.save(session.prompt_blocks(ids, on_progress=shown), (len(ids), engine.config.vocab_size))
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
         answer = generate(engine, session, ids, ngen, sampler, shown)
+        engine.stats.reused_tokens = 0  # one prompt: what the answer found there was read for the file just before
         if args.json:
             print(json.dumps(result(engine, ids, answer), ensure_ascii=False))
     return 0

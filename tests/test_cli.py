@@ -199,7 +199,7 @@ def test_run_streams_and_ends_with_json(project_root: Path, tiny_checkpoint: Pat
     assert len(found["ids"]) == 5 or found["finish_reason"] == "stop"
     assert set(found) >= {"text", "reasoning", "tool_calls", "stats"}
     assert all(found["seconds"][part] > 0 for part in ("load", "prefill", "decode"))
-    assert found["stats"]["prefill_tokens"] == 7
+    assert (found["stats"]["prefill_tokens"], found["stats"]["reused_tokens"]) == (7, 0)
     assert os.listdir(tmp_path) == ["out.npy"]
     again = run_tiny(project_root, tiny_checkpoint, "--ids", IDS.replace(" ", ","), "--ngen", "5", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["ids"] == found["ids"]
