@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpu_fallback.reference import ReferenceOps
-from mimo_vk.formats import F32, DenseMatrix, MatrixFP8
+from mimo_vk.formats import F32, Matrix, MatrixFP8
 from mimo_vk.tensor_names import qkv_scale_row
 from mimo_vk.vulkan.device import Device
 from tests.matrices import random_matrix, random_x
@@ -42,7 +42,7 @@ class Products:
         )
 
     def check(
-        self, kind: str, matrix: DenseMatrix, x: F32, tile: tuple[int, int], select: int = 0, scale: int = 1
+        self, kind: str, matrix: Matrix, x: F32, tile: tuple[int, int], select: int = 0, scale: int = 1
     ) -> None:
         """Equal bits in the window; nothing else is written."""
         _, words, scales = stored(matrix)

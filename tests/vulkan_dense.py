@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo_vk.formats import F32, FP8_BLOCK, DenseMatrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8
+from mimo_vk.formats import F32, FP8_BLOCK, Matrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8
 from mimo_vk.vulkan.device import Device, Program, view
 from mimo_vk.vulkan.kernels import LINEAR_BF16, LINEAR_F32, LINEAR_FP8, LINEAR_INT8, Kernel
 
@@ -65,11 +65,11 @@ def padded_rows(x: F32, width: int) -> F32:
     return out
 
 
-def bits(value: float) -> int:
+def bits(value: float | np.float32) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def stored(matrix: DenseMatrix) -> tuple[Kernel, NDArray[np.uint32], NDArray[np.uint32]]:
+def stored(matrix: Matrix) -> tuple[Kernel, NDArray[np.uint32], NDArray[np.uint32]]:
     """The kernel of its format, its rows in whole uvec4, and its words in the slab of scales."""
     none = np.zeros(0, np.uint32)
     match matrix:
@@ -82,6 +82,7 @@ def stored(matrix: DenseMatrix) -> tuple[Kernel, NDArray[np.uint32], NDArray[np.
         case MatrixFP8(codes, scales, scale_row):
             words = scale_row.view(np.uint32), np.ascontiguousarray(scales).reshape(-1).view(np.uint32)
             return LINEAR_FP8, packed(codes), np.concatenate(words)
+    raise AssertionError("MXFP4 is the experts' format")
 
 
 def packed(rows: NDArray[Any]) -> NDArray[np.uint32]:
@@ -92,7 +93,7 @@ def packed(rows: NDArray[Any]) -> NDArray[np.uint32]:
     return out.view(np.uint32)
 
 
-def linear_push(matrix: DenseMatrix, words: NDArray[np.uint32], **places: int) -> dict[str, int]:
+def linear_push(matrix: Matrix, words: NDArray[np.uint32], **places: int) -> dict[str, int]:
     """The constants of a matrix's kernel; ``places``: w_at, y_stride, y_at, s_at."""
     kernel, (n, k) = stored(matrix)[0], matrix.shape
     values = {"n": n, "items": words.shape[1] // 4, "x_stride": row_width(k), "blocks": -(-k // FP8_BLOCK), **places}
