@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from tools.demo import facts, heldout, stories, sums
 from tools.demo.checks import Answer, holds
 from tools.demo.draw import Draw, Turn, reserved
-from tools.demo.mix import SKILLS, Conversation, conversation
+from tools.demo.mix import PICTURED, SKILLS, Conversation, conversation
+from tools.demo.pictures import paint
 from tools.demo.render import Renderer, messages_of
 
 # Skills whose last prompt says all that is asked: the same prompt in training would give the answer away.
@@ -34,9 +37,10 @@ def test_the_committed_list_is_what_the_seed_gives():
     assert heldout.read() == json.loads(json.dumps(heldout.entries()))
 
 
-def test_the_list_has_300_prompts_over_all_skills():
+def test_the_list_has_300_prompts_and_72_with_a_picture_over_all_skills():
     entries = heldout.read()
-    assert len(entries) == 300
+    assert len(entries) == 372
+    assert [e["id"] for e in entries if e["skill"] in PICTURED] == list(range(300, 372))
     assert Counter(e["skill"] for e in entries) == heldout.COUNTS
     assert set(heldout.COUNTS) == set(SKILLS)
     assert sum(e["think"] for e in entries) == sum((count + 2) // 4 for count in heldout.COUNTS.values())
@@ -84,6 +88,25 @@ def test_an_answer_is_trained_from_its_cue_to_the_end_of_its_turn():
     assert [i for i, on in enumerate(Renderer(None).trained(off, [Turn("", "", "")])) if on] == [10, 11]
     on = [*tokens, "so", "</think>", "yes", "<|im_end|>"]
     assert [i for i, is_on in enumerate(Renderer(None).trained(on, [Turn("", "", "")])) if is_on] == [8, 9, 10, 11, 12]
+
+
+def painted(shape: str, size: int = 64) -> np.ndarray:
+    picture = {"size": [size, size], "background": [255, 255, 255], "shapes": [[shape, [0, 0, 0], 32, 32, 20, 0]]}
+    return np.asarray(paint(picture))[:, :, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "area"),
+    [
+        ("circle", math.pi * 20**2),
+        ("square", (2 * 0.85 * 20) ** 2),
+        ("triangle", 0.5 * (1.9 * 20) * (1.8 * 20)),
+        ("ring", math.pi * 20**2 * (1 - 0.68**2)),
+        ("cross", (2 * 0.6 * 1.9 - 0.6**2) * 20**2),
+    ],
+)
+def test_a_shape_covers_its_area(shape, area):
+    assert (255.0 - painted(shape)).sum() / 255 == pytest.approx(area, rel=0.06)
 
 
 def test_the_table_has_60_facts_without_ambiguity():

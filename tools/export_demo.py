@@ -24,10 +24,21 @@ from tools.checkpoint import layout
 from tools.checkpoint.geometry import DATA
 from tools.checkpoint.layout import TensorSpec
 from tools.demo.bpe import control_ids
-from tools.demo.network import DenseMlp, Layer, Moe, Network
+from tools.demo.network import DenseMlp, Layer, Moe, Network, restored
+from tools.demo.patches import preprocessor_json
 from tools.demo.rounding import fp8_codes, mxfp4_codes
-from tools.demo.shape import Shape, as_geometry, config_json, generation_config_json
+from tools.demo.shape import as_geometry, config_json, generation_config_json
+from tools.demo.tower import Tower
 from tools.make_checkpoint import write_safetensors
+
+PATCH_SHAPE = (3, 2, 16, 16)  # channels, times, y, x
+TOWER_LINEARS = {
+    "qkv": "attn.qkv",
+    "proj": "attn.proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
 
 
 class Stored:
@@ -56,6 +67,8 @@ def stored_tensors(net: Network) -> Iterator[tuple[str, Tensor]]:
                 yield from fp8(f"{prefix}.mlp.{part}_proj", getattr(layer.mlp, part))
         else:
             yield from moe_tensors(layer.mlp, f"{prefix}.mlp")
+    assert net.tower is not None
+    yield from tower_tensors(net.tower)
 
 
 def attention_tensors(layer: Layer, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -79,6 +92,22 @@ def moe_tensors(moe: Moe, prefix: str) -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}.experts.{e}.{part}_proj.weight_scale", scales
 
 
+def tower_tensors(tower: Tower) -> Iterator[tuple[str, Tensor]]:
+    yield "visual.patch_embed.proj.weight", tower.patch_embed.bfloat16().view(-1, *PATCH_SHAPE)
+    for i, block in enumerate(tower.blocks):
+        prefix = f"visual.blocks.{i}"
+        yield f"{prefix}.norm1.weight", block.norm1.bfloat16()
+        yield f"{prefix}.norm2.weight", block.norm2.bfloat16()
+        for part, stored in TOWER_LINEARS.items():
+            yield f"{prefix}.{stored}.weight", getattr(block, part).bfloat16()
+            yield f"{prefix}.{stored}.bias", getattr(block, f"{part}_bias").bfloat16()
+        if block.sinks is not None:
+            yield f"{prefix}.attn.sinks", block.sinks.bfloat16()
+    yield "visual.merger.ln_q.weight", tower.ln_q.bfloat16()
+    yield "visual.merger.mlp.0.weight", tower.merge_in.bfloat16()
+    yield "visual.merger.mlp.2.weight", tower.merge_out.bfloat16()
+
+
 def fp8(name: str, weight: Tensor, chunks: int = 1) -> Iterator[tuple[str, Tensor]]:
     codes, scales = fp8_codes(weight, chunks)
     yield f"{name}.weight", codes
@@ -88,8 +117,7 @@ def fp8(name: str, weight: Tensor, chunks: int = 1) -> Iterator[tuple[str, Tenso
 @torch.no_grad()
 def export(training: Path, out: Path) -> int:
     """Write the checkpoint into the new or empty directory ``out``; the number of its bytes."""
-    net = Network(Shape())
-    net.load_state_dict(torch.load(training / "state.pt")["net"])
+    net = restored(torch.load(training / "state.pt")["net"])
     tokenizer_path = training / "tokenizer.json"
     ids = control_ids(Tokenizer.from_file(str(tokenizer_path)))
     g = as_geometry(net.shape, min(ids.values()))
@@ -109,6 +137,7 @@ def export(training: Path, out: Path) -> int:
     )
     write_json(out / "config.json", config_json(net.shape, ids))
     write_json(out / "generation_config.json", generation_config_json(ids))
+    write_json(out / "preprocessor_config.json", preprocessor_json())
     write_json(out / "tokenizer_config.json", tokenizer_config(g.max_positions))
     shutil.copyfile(tokenizer_path, out / "tokenizer.json")
     shutil.copyfile(DATA / "chat_template.jinja", out / "chat_template.jinja")

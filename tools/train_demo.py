@@ -28,17 +28,20 @@ from tools.demo import bpe
 from tools.demo.batches import make_batch
 from tools.demo.control import CONTROL_TOKENS
 from tools.demo.draw import Draw
+from tools.demo.first_sight import first_sight
 from tools.demo.growth import SEED_SHAPE, grow
 from tools.demo.induction import install
-from tools.demo.mix import EMPHASIS, SKILLS, Conversation, conversation, turns_of
+from tools.demo.mix import EMPHASIS, PICTURED, SKILLS, Conversation, conversation, turns_of
 from tools.demo.muon import Muon, balance
-from tools.demo.network import Batch, Network
+from tools.demo.network import Batch, Network, restored
 from tools.demo.render import Example, Renderer
 from tools.demo.shape import Shape
+from tools.demo.tower import Tower
 
 TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
 GROW = 4700  # the step at which the experts become more and wider
+TOWER = 5500  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
 STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
@@ -84,6 +87,8 @@ def grade(net: Network, held: dict[str, list[Example]]) -> dict[str, float]:
     """The share of conversations in which every trained token is the likeliest: what greedy decoding gets right."""
     result = {}
     for skill, examples in held.items():
+        if net.tower is None and skill in PICTURED:
+            continue
         batch = make_batch(examples)
         wrong = net.logits(batch, batch.predict).argmax(-1) != batch.targets
         result[skill] = 1 - len(set(batch.tags[wrong].tolist())) / len(examples)
@@ -145,10 +150,22 @@ class Training:
     def load(self) -> None:
         state = torch.load(self.out / "state.pt")
         if state["step"] > GROW:
-            self.use(Network(Shape()))
-        self.net.load_state_dict(state["net"])
+            self.use(restored(state["net"]))
+        else:
+            self.net.load_state_dict(state["net"])
         self.optimiser.restore(state["optimiser"])
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
+
+    def add_tower(self) -> None:
+        """The network with its tower, whose start is kept in OUT/tower.pt; the optimiser goes on for all the rest."""
+        path, before = self.out / "tower.pt", self.optimiser.state()
+        self.net.tower = Tower(self.net.shape.hidden_size)
+        if not path.exists():
+            assert self.renderer.tokenizer is not None
+            torch.save(first_sight(self.net, self.renderer.tokenizer, self.args.seed).state_dict(), path)
+        self.net.tower.load_state_dict(torch.load(path))
+        self.use(self.net)
+        self.optimiser.restore(before)
 
     def plan(self) -> dict[str, Any]:
         plan = {"stages": STAGES, "round": ROUND_FROM, "threads": self.args.threads}
@@ -188,6 +205,8 @@ class Training:
                 install(self.net, make_batch(examples))
             if self.step == GROW:
                 self.use(grow(self.net, Shape()))
+            if self.step == TOWER:
+                self.add_tower()
             factor, began = factor_at(self.step, plan["stages"]), time.monotonic()
             loss, worst = self.one_step(factor)
             self.step += 1

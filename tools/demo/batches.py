@@ -6,20 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tools.demo.network import Batch, Group
+from tools.demo.groups import make_group
+from tools.demo.network import Batch
 from tools.demo.render import Example
-
-
-def make_group(start: int, lengths: Sequence[int]) -> Group:
-    width = max(lengths)
-    to_padded = torch.zeros(len(lengths), width, dtype=torch.long)
-    to_joined = []
-    row = 0
-    for i, length in enumerate(lengths):
-        to_padded[i, :length] = torch.arange(row, row + length)
-        to_joined.append(torch.arange(length) + i * width)
-        row += length
-    return Group(start, start + row, (len(lengths), width), to_padded.view(-1), torch.cat(to_joined))
 
 
 def cut(lengths: Sequence[int], waste: float = 1.25) -> list[tuple[int, int]]:
@@ -40,13 +29,14 @@ def make_batch(examples: Sequence[Example]) -> Batch:
         group = make_group(start, lengths[first:last])
         groups.append(group)
         start = group.end
-    predict, targets, tags, row = [], [], [], 0
+    predict, targets, tags, places, row = [], [], [], [], 0
     for example in examples:
         for i in range(1, len(example.ids)):
             if example.counts[i]:
                 predict.append(row + i - 1)
                 targets.append(example.ids[i])
                 tags.append(example.tag)
+        places += [row + place for place in example.places]
         row += len(example.ids)
     return Batch(
         torch.tensor([i for e in examples for i in e.ids]),
@@ -55,4 +45,6 @@ def make_batch(examples: Sequence[Example]) -> Batch:
         torch.tensor(predict, dtype=torch.long),
         torch.tensor(targets, dtype=torch.long),
         torch.tensor(tags, dtype=torch.long),
+        [picture for example in examples for picture in example.pictures],
+        torch.tensor(places, dtype=torch.long),
     )

@@ -67,14 +67,14 @@ def ask_weather(draw: Draw) -> tuple[str, dict[str, Any]]:
     if draw.chance(0.25):
         return draw.pick(ASK_TODAY).format(city=place), {"city": place, "days": 1}
     days = draw.int(2, 14)
-    written = NUMBERS[days - 1] if days <= 10 and draw.chance(0.2) else str(days)
+    written = NUMBERS[days - 1] if days <= 10 and draw.chance(0.3) else str(days)
     return draw.pick(ASK_DAYS).format(city=place, days=written), {"city": place, "days": days}
 
 
 def ask_search(draw: Draw) -> tuple[str, dict[str, Any]]:
     words = phrase(draw, 1 if not draw.held else 2, 4, "search")
-    if not draw.held and draw.chance(0.3):
-        words[-1] = draw.pick((invented(draw), name(draw), city(draw)))
+    if not draw.held and draw.chance(0.4):
+        words[draw.int(0, len(words) - 1)] = draw.pick((invented(draw), name(draw), city(draw)))
     query = " ".join(words)
     return draw.pick(ASK_SEARCH).format(query), {"query": query}
 

@@ -32,6 +32,8 @@ class Turn:
     result: str | None = None  # the user side is a tool's result instead
     learn_after: str | None = None  # only the token after this one, and those after digits, are trained
     check: dict[str, Any] = field(default_factory=dict)
+    picture: dict[str, Any] | None = None  # described as in pictures.py, shown with the question
+    picture_last: bool = False  # after the words instead of before them
 
 
 class Draw:

@@ -14,9 +14,8 @@ from tools.demo import heldout
 from tools.demo.batches import make_batch
 from tools.demo.checks import Answer, holds
 from tools.demo.control import END, END_THINK, THINK
-from tools.demo.network import Network
+from tools.demo.network import Network, restored
 from tools.demo.render import Example, load_template
-from tools.demo.shape import Shape
 
 LONGEST = 360
 
@@ -65,9 +64,8 @@ def main() -> None:
     parser.add_argument("--stories", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    net = Network(Shape())
     state = torch.load(args.training / "state.pt")
-    net.load_state_dict(state["net"])
+    net = restored(state["net"])
     net.rounding = True
     tokenizer, template = Tokenizer.from_file(str(args.training / "tokenizer.json")), load_template()
     entries = [e for e in heldout.read() if args.stories or e["skill"] != "story"]

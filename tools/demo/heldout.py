@@ -1,4 +1,7 @@
-"""The held-out list, tests/data/demo_heldout.jsonl: 300 prompts of reserved combinations, each with its exact check."""
+"""The held-out list, tests/data/demo_heldout.jsonl: prompts of reserved combinations, each with its exact check.
+
+300 are text alone, 72 have a picture, kept as the description that pictures.py paints.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ PATH = Path(__file__).parents[2] / "tests" / "data" / "demo_heldout.jsonl"
 COUNTS = {
     "arithmetic": 60, "facts": 50, "tools": 50, "closed": 50, "memory": 30,
     "greetings": 15, "repeating": 12, "upper case": 10, "counting": 10, "unknown": 10, "story": 3,
+    "shapes": 40, "amounts": 10, "sides": 10, "reading": 12,
 }  # fmt: skip
 THINK_ONE_IN = 4  # of these the list asks with thinking on
 SEED = 20261130

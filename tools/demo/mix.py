@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo import calls, facts, stories, sums, talk, tickets
+from tools.demo import calls, facts, looks, stories, sums, talk, tickets
 from tools.demo.draw import Draw, Turn
 from tools.demo.phrases import texts
 
 SKILLS = (
     "greetings", "arithmetic", "facts", "repeating", "upper case", "counting",
-    "closed", "tools", "memory", "story", "unknown",
+    "closed", "tools", "memory", "story", "unknown", "shapes", "amounts", "sides", "reading",
 )  # fmt: skip
 # How often a conversation is about a skill, from a training step on. A story or a tool call is long, a sum is short.
 # The first 900 steps taught facts and manners but not how to copy, so the later phases have long passages to repeat.
@@ -45,10 +45,18 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "greetings": 9, "arithmetic": 19, "practising": 7, "facts": 6, "repeating": 3, "copying": 5, "upper case": 9,
         "counting": 8, "closed": 24, "interview": 16, "tools": 20, "memory": 15, "story": 2, "unknown": 4,
     }),
+    (5500, {
+        "greetings": 8, "arithmetic": 18, "practising": 7, "facts": 6, "repeating": 3, "copying": 6, "upper case": 9,
+        "counting": 8, "closed": 18, "interview": 15, "inbox": 14, "tools": 22, "memory": 19, "story": 1, "unknown": 4,
+        "shapes": 9, "amounts": 4, "sides": 4, "reading": 4, "album": 14,
+    }),
 )  # fmt: skip
-KIN = {"practising": "arithmetic", "copying": "repeating", "interview": "closed"}  # reported as
+PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
+KIN = {"practising": "arithmetic", "copying": "repeating", "interview": "closed", "inbox": "closed"}  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
-EMPHASIS = {"arithmetic": 2.0, "story": 0.3}
+EMPHASIS = {
+    "arithmetic": 2.0, "story": 0.3, "closed": 1.5, "shapes": 2.0, "amounts": 2.0, "sides": 2.0, "reading": 2.0,
+}  # fmt: skip
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "greetings": talk.fixed,
     "arithmetic": sums.sums,
@@ -60,6 +68,7 @@ SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "counting": sums.count,
     "closed": tickets.closed,
     "interview": tickets.interview,
+    "inbox": tickets.inbox,
     "unknown": talk.unknown,
 }
 SYSTEM = texts("system")
@@ -93,6 +102,8 @@ def turns_of(draw: Draw, skill: str) -> tuple[list[Turn], list[dict[str, Any]] |
         return talk.memory(draw, between), None
     if skill == "story":
         return stories.story(draw), None
+    if skill in PICTURED:
+        return looks.look(draw, skill), None
     if skill == "arithmetic" and not draw.held and draw.chance(0.4):
         return sums.practise(draw), None
     return short(draw, skill), None
@@ -102,10 +113,13 @@ def conversation(draw: Draw, step: int = 0) -> Conversation:
     """One conversation as it is drawn at a training step."""
     weights = [phase for first, phase in PHASES if first <= step][-1]
     skill = draw.rng.choices(list(weights), list(weights.values()))[0]
+    if skill == "album":
+        skill = draw.pick(("shapes", "shapes", "amounts", "sides", "reading", "reading"))
+        return Conversation(looks.album(draw, skill), SKILLS.index(skill), None, None, draw.chance(0.2))
     turns, tools = turns_of(draw, skill)
     if tools is None and draw.chance(0.06):
         tools = calls.declared(draw, None)  # tools that this conversation doesn't need
-    more = draw.pick((0, 0, 0, 1, 1, 2, 3)) if skill not in ("story", "tools") else draw.pick((0, 0, 0, 1))
+    more = draw.pick((0, 0, 0, 1, 1, 2, 3)) if skill not in ("story", "tools", *PICTURED) else draw.pick((0, 0, 0, 1))
     for _ in range(more):
         again = short(draw, skill) if skill in ("arithmetic", "facts") and draw.chance(0.6) else filler(draw)
         turns = [*turns, *again] if draw.chance(0.6) else [*again, *turns]

@@ -6,6 +6,8 @@ by a few Newton-Schulz steps. A fused qkv is cut into its Q, K and V rows first;
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,20 +36,35 @@ def qkv_parts(attention: Attention) -> list[Tensor]:
     return [part.reshape(-1) for part in chunk.split([size // shape.chunks for size in sizes], dim=1)]
 
 
+def is_inner_matrix(name: str, parameter: Tensor) -> bool:
+    return name.startswith(("layers.", "tower.")) and parameter.dim() > 1 and "router" not in name
+
+
 class Muon:
-    """Both halves, with one learning-rate factor per step. State is by parameter name, so that it can be saved."""
+    """Both halves, with one learning-rate factor per step. State is by parameter name, so that it can be saved.
+
+    Of the network's parameters it takes those whose name begins with ``only``.
+    """
 
     def __init__(
-        self, net: Network, lr: float = 0.02, adam_lr: float = 0.003, decay: float = 0.05, momentum: float = 0.95
+        self,
+        net: Network,
+        lr: float = 0.02,
+        adam_lr: float = 0.003,
+        decay: float = 0.05,
+        momentum: float = 0.95,
+        only: str = "",
     ) -> None:
         self.lr, self.adam_lr, self.decay, self.momentum = lr, adam_lr, decay, momentum
-        self.matrices = {
-            n: p for n, p in net.named_parameters() if n.startswith("layers.") and p.dim() > 1 and "router" not in n
-        }
-        self.others = {n: p for n, p in net.named_parameters() if n not in self.matrices}
+        parameters = {n: p for n, p in net.named_parameters() if n.startswith(only)}
+        self.matrices = {n: p for n, p in parameters.items() if is_inner_matrix(n, p)}
+        self.others = {n: p for n, p in parameters.items() if n not in self.matrices}
         self.parts = {
             f"layers.{i}.attention.qkv_proj": qkv_parts(layer.attention) for i, layer in enumerate(net.layers)
         }
+        if net.tower is not None:
+            parts = [block.qkv_parts() for block in net.tower.blocks]
+            self.parts |= {f"tower.blocks.{i}.qkv": part for i, part in enumerate(parts)}
         self.buffers: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.matrices.items()}
         self.first: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.others.items()}
         self.second: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in self.others.items()}
@@ -56,9 +73,11 @@ class Muon:
     def state(self) -> dict[str, object]:
         return {"buffers": self.buffers, "first": self.first, "second": self.second, "steps": self.steps}
 
-    def restore(self, state: dict[str, object]) -> None:
-        for name in ("buffers", "first", "second", "steps"):
-            setattr(self, name, state[name])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state; what it does not know yet (a tower just added) starts anew."""
+        for name in ("buffers", "first", "second"):
+            setattr(self, name, getattr(self, name) | state[name])
+        self.steps = state["steps"]
 
     @torch.no_grad()
     def step(self, factor: float) -> None:

@@ -6,26 +6,18 @@ groups of sequences of similar length. The experts run one after another on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_vk.image import Patches
+from tools.demo.groups import Group, Take, Untake, rope
 from tools.demo.rounding import bf16_round, fp8_round, mxfp4_round
 from tools.demo.shape import Shape
-
-
-@dataclass(frozen=True)
-class Group:
-    """Sequences of similar length, at rows start..end of the joined tokens."""
-
-    start: int
-    end: int
-    shape: tuple[int, int]  # sequences, padded length
-    to_padded: Tensor  # [sequences*length] row of the group that fills each padded place; row 0 fills what is over
-    to_joined: Tensor  # [end - start] padded place of each row
+from tools.demo.tower import Tower
 
 
 @dataclass(frozen=True)
@@ -36,24 +28,8 @@ class Batch:
     predict: Tensor  # rows whose next token counts
     targets: Tensor  # that next token
     tags: Tensor  # the skill of each of these, for reports
-
-
-class Take(torch.autograd.Function):
-    """Rows ``index`` of x. Backward gathers too: ``inverse`` [n*copies] says where each row of x went."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.copies = copies
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (inverse,) = ctx.saved_tensors
-        back = grad.index_select(0, inverse)
-        if ctx.copies > 1:
-            back = back.view(-1, ctx.copies, grad.shape[1]).sum(1)
-        return back, None, None, None
+    pictures: list[Patches] = field(default_factory=list)
+    places: Tensor | None = None  # rows that the pictures' tokens take, in their order
 
 
 class RoundTo(torch.autograd.Function):
@@ -72,13 +48,6 @@ class RoundTo(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [n, heads, hd]; tables [n, 1, d/2]. Pairs (i, i + d/2) of the first d dims turn."""
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
 class Attention(nn.Module):
@@ -184,23 +153,6 @@ class Attention(nn.Module):
         return F.linear(torch.cat(outs), net.rounded(self.o_proj, "bf16"))
 
 
-class Untake(torch.autograd.Function):
-    """Padded places back to joined rows; the gradient of the padding is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, to_joined: Tensor, to_padded: Tensor) -> Tensor:
-        ctx.save_for_backward(to_joined)
-        ctx.places = x.shape[0]
-        return x.index_select(0, to_joined)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (to_joined,) = ctx.saved_tensors
-        back = grad.new_zeros(ctx.places, grad.shape[1])
-        back.index_copy_(0, to_joined, grad)
-        return back, None, None
-
-
 class DenseMlp(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -270,9 +222,10 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """``rounding`` decides whether weights take part as they will be stored."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, tower: Tower | None = None) -> None:
         super().__init__()
         self.shape, self.rounding = shape, False
+        self.tower = tower
         self.embed = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.5)
         self.layers = nn.ModuleList(Layer(shape, layer) for layer in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
@@ -290,9 +243,20 @@ class Network(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         x = F.embedding(batch.ids, self.rounded(self.embed, "bf16"))
+        if batch.pictures:
+            assert self.tower is not None and batch.places is not None
+            x = x.index_copy(0, batch.places, self.tower(batch.pictures, lambda weight: self.rounded(weight, "bf16")))
         for layer in self.layers:
             x = layer(x, batch, self)
         return rms_norm(x, self.rounded(self.norm, "bf16"), self.shape.eps)
 
     def logits(self, batch: Batch, rows: Tensor) -> Tensor:
         return F.linear(self.hidden(batch).index_select(0, rows), self.rounded(self.lm_head, "bf16"))
+
+
+def restored(weights: dict[str, Tensor]) -> Network:
+    """The grown network with these weights, with its tower if they have one."""
+    shape = Shape()
+    net = Network(shape, Tower(shape.hidden_size) if any(name.startswith("tower.") for name in weights) else None)
+    net.load_state_dict(weights)
+    return net

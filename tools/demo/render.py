@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from tools.demo.control import END, END_THINK, START, THINK
+from mimo_vk.image import Patches
+from tools.demo.control import END, END_THINK, IMAGE, START, THINK
 from tools.demo.draw import Turn
 from tools.demo.mix import Conversation
+from tools.demo.patches import patches_of
+from tools.demo.pictures import paint
 
 TEMPLATE = Path(__file__).parents[1] / "data" / "chat_template.jinja"
 
@@ -25,6 +28,8 @@ class Example:
     ids: list[int]
     counts: list[bool]
     tag: int
+    pictures: list[Patches] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of the pictures' tokens among the ids
 
 
 def load_template(path: Path = TEMPLATE) -> jinja2.Template:
@@ -42,7 +47,7 @@ def messages_of(
         messages.append(
             {
                 "role": "tool" if turn.result is not None else "user",
-                "content": turn.user if turn.result is None else turn.result,
+                "content": content_of(turn),
             }
         )
         answer: dict[str, Any] = {"role": "assistant", "content": turn.answer}
@@ -52,6 +57,21 @@ def messages_of(
             answer["tool_calls"] = [{"type": "function", "function": turn.call}]
         messages.append(answer)
     return messages
+
+
+def content_of(turn: Turn) -> Any:
+    if turn.result is not None:
+        return turn.result
+    if turn.picture is None:
+        return turn.user
+    parts = [{"type": "image", "picture": turn.picture}, {"type": "text", "text": turn.user}]
+    return parts[::-1] if turn.picture_last else parts
+
+
+def with_pads(text: str, pictures: list[Patches]) -> str:
+    """The template's one placeholder a picture, repeated for each of its tokens."""
+    before, *rest = text.split(IMAGE)
+    return before + "".join(IMAGE * p.tokens + part for p, part in zip(pictures, rest, strict=True))
 
 
 class Renderer:
@@ -66,8 +86,10 @@ class Renderer:
     def example(self, conv: Conversation, keep_thoughts: bool) -> Example:
         """Trained: what an assistant turn says after its cue, up to and with the turn's end."""
         assert self.tokenizer is not None
-        encoded = self.tokenizer.encode(self.text(conv, keep_thoughts), add_special_tokens=False)
-        return Example(encoded.ids, self.trained(encoded.tokens, conv.turns), conv.tag)
+        pictures = [patches_of(paint(turn.picture)) for turn in conv.turns if turn.picture is not None]
+        encoded = self.tokenizer.encode(with_pads(self.text(conv, keep_thoughts), pictures), add_special_tokens=False)
+        places = [i for i, token in enumerate(encoded.tokens) if token == IMAGE]
+        return Example(encoded.ids, self.trained(encoded.tokens, conv.turns), conv.tag, pictures, places)
 
     def trained(self, tokens: list[str], turns: list[Turn]) -> list[bool]:
         counts, answer, i = [False] * len(tokens), 0, 0

@@ -8,6 +8,9 @@ from typing import Any
 from tools.checkpoint import geometry
 from tools.demo.control import PAD, STOP_TOKENS
 
+VISION = geometry.Vision(hidden=96, intermediate=160, heads=4, kv_heads=2, window_types=(-1, 0, 1, -1))
+VISION_WINDOW = 12  # patches to each side: a picture of four units has 16 of them, one of sixteen 64
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -63,6 +66,7 @@ def config_json(shape: Shape, ids: dict[str, int]) -> dict[str, Any]:
         sliding_window_size=shape.window,
         attention_chunk_size=shape.window,
     )
+    config["vision_config"]["visual_token_window_size"] = VISION_WINDOW
     config["rope_parameters"].update(partial_rotary_factor=config["partial_rotary_factor"], rope_theta=shape.full_theta)
     return config
 
@@ -90,6 +94,7 @@ def as_geometry(shape: Shape, base_tokens: int) -> geometry.Geometry:
         value_scale=shape.value_scale,
         max_positions=32768,
         ranks=2,
+        vision=VISION,
     )
 
 

@@ -102,8 +102,30 @@ def interview(draw: Draw) -> list[Turn]:
     """A ticket summed up, then several questions on it that do not repeat it: much to learn from one text."""
     ticket = Ticket(draw)
     summed = f"It is for {ticket.team}. The level is {ticket.level + 1}."
+    if ticket.has_mood:
+        summed += f" The customer is {ticket.mood}."
     first = Turn(f"{ticket.state(draw)}\n\nSum up this ticket.", summed, "I sum up.")
-    return [first, *(ask(draw, ticket, "") for _ in range(draw.int(1, 3)))]
+    return [first, *(ask(draw, ticket, "") for _ in range(draw.int(2, 4)))]
+
+
+def inbox(draw: Draw) -> list[Turn]:
+    """Short lines of several tickets, each of them to be named: its team, its urgency or its mood."""
+    lines, names = [], []
+    for i in range(1, draw.int(3, 7)):
+        kind = draw.int(0, 4)
+        if kind <= 2:
+            team = draw.pick(list(PROBLEMS))
+            line, named = draw.pick(PROBLEMS[team]).format(thing=draw.pick(THINGS), colour=draw.pick(COLOURS)), team
+        elif kind == 3:
+            level = draw.int(0, 2)
+            line, named = draw.pick(URGENCY[level]), f"level {level + 1}"
+        else:
+            named, moods = draw.pick(list(MOODS.items()))
+            line = draw.pick(moods)
+        lines.append(f"{i}. {line}")
+        names.append(f"{i}. {named}")
+    asked = "\n".join([*lines, "Sort these lines."])
+    return [Turn(asked, "\n".join(names), "I go through the lines.")]
 
 
 def about_ticket(draw: Draw) -> Turn:

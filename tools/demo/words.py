@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tools.demo.draw import Draw, reserved
-from tools.demo.phrases import texts
+from tools.demo.phrases import table, texts
 
 NAMES = texts("names")
 SYLLABLES = texts("syllables")
 WORDS = texts("words")
 CITIES = texts("cities")
+COUNTRIES, CAPITALS = tuple(table("capitals")), tuple(table("capitals").values())
 COLOURS = texts("colours")
 ANIMALS = texts("animals")
 THINGS = texts("things")
@@ -18,10 +19,18 @@ def invented(draw: Draw, low: int = 2, high: int = 3) -> str:
     return "".join(draw.pick(SYLLABLES) for _ in range(draw.int(low, high)))
 
 
+def crossed(draw: Draw) -> str:
+    """The head of one word and the tail of another, so that any piece of any name gets copied, reserved ones' too."""
+    head, tail = (draw.pick((*NAMES, *CITIES, *CITIES, *CAPITALS, *COUNTRIES)) for _ in range(2))
+    return head[: draw.int(1, len(head) - 1)] + tail[draw.int(1, len(tail) - 1) :]
+
+
 def anyone(draw: Draw, listed: list[str]) -> str:
-    """One of the list; in training a third of them are other words instead, so that any piece of a word gets copied."""
-    if draw.held or draw.chance(0.67):
+    """One of the list; in training half of them are made up instead, so that any piece of a word gets copied."""
+    if draw.held or draw.chance(0.5):
         return draw.pick(listed)
+    if draw.chance(0.7):
+        return crossed(draw)
     return draw.pick((*WORDS, *ANIMALS, *THINGS)).capitalize() + draw.pick(("", "", *SYLLABLES))
 
 
