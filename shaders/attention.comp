@@ -46,10 +46,11 @@ layout(push_constant) uniform Push {
 };
 
 const uint LANES = 32;
+const uint SUMS = HEADS * LANES;  // named, as each product written out would make an array type of its own
 const uint PITCH = 33;  // of a dot product's lanes in shared memory, so that neighbours lie in other banks
 
-shared float products[HEADS * 32 * PITCH];  // [head][key][lane]
-shared float weights[HEADS * 32];           // e_j of a round, later other numbers of each lane
+shared float products[SUMS * PITCH];  // [head][key][lane]
+shared float weights[SUMS];           // e_j of a round, later other numbers of each lane
 shared float inverse[HEADS];
 
 // What a group works on.
@@ -92,7 +93,7 @@ float score(Task t, uint j0) {
     }
     barrier();
     float result = 0.0;
-    if (id < HEADS * LANES && visible(t, j0 + lane)) {
+    if (id < SUMS && visible(t, j0 + lane)) {
         vec4 quads[8];
         [[unroll]] for (uint i = 0; i < 8; i++) {
             uint at = id * PITCH + 4 * i;
@@ -123,9 +124,9 @@ float find_maximum(Task t) {
         float s = score(t, j0);
         if (visible(t, j0 + lane)) m = larger(m, s);
     }
-    if (id < HEADS * LANES) weights[id] = m;
+    if (id < SUMS) weights[id] = m;
     barrier();
-    if (id < HEADS * LANES) {
+    if (id < SUMS) {
         for (uint i = 0; i < LANES; i++) m = larger(m, weights[id - lane + i]);
         if (has_sink != 0 && sink_of(t, id / LANES) > m) m = sink_of(t, id / LANES);
     }
@@ -136,16 +137,16 @@ float find_maximum(Task t) {
 // inverse[head] = reciprocal(the sum of the head's lanes, and the sink's share)
 void find_inverse(Task t, float lane_sum, float m) {
     uint id = gl_LocalInvocationID.x;
-    if (id < HEADS * LANES) weights[id] = lane_sum;
+    if (id < SUMS) weights[id] = lane_sum;
     barrier();
     for (uint half_lanes = LANES / 2; half_lanes > 0; half_lanes /= 2) {
-        if (id < HEADS * LANES && id % LANES < half_lanes) {
+        if (id < SUMS && id % LANES < half_lanes) {
             precise float sum = weights[id] + weights[id + half_lanes];
             weights[id] = sum;
         }
         barrier();
     }
-    if (id < HEADS * LANES && id % LANES == 0) {
+    if (id < SUMS && id % LANES == 0) {
         precise float den = weights[id];
         if (has_sink != 0) {
             precise float distance = sink_of(t, id / LANES) - m;
@@ -156,7 +157,7 @@ void find_inverse(Task t, float lane_sum, float m) {
     barrier();
 }
 
-void add_values(Task t, uint j0, uint d, inout float acc[HEADS * LANES]) {
+void add_values(Task t, uint j0, uint d, inout float acc[SUMS]) {
     [[unroll]] for (uint lane = 0; lane < LANES; lane++) {
         uint j = j0 + lane;
         if (visible(t, j)) {
@@ -171,7 +172,7 @@ void add_values(Task t, uint j0, uint d, inout float acc[HEADS * LANES]) {
     }
 }
 
-float tree_of(float a[HEADS * LANES], uint h) {
+float tree_of(float a[SUMS], uint h) {
     vec4 quads[8];
     [[unroll]] for (uint i = 0; i < 8; i++) {
         uint at = h * LANES + 4 * i;
@@ -183,12 +184,12 @@ float tree_of(float a[HEADS * LANES], uint h) {
 // Columns d0 to d0 + 127 of the result.
 void attend(Task t, float m, uint d0) {
     uint id = gl_LocalInvocationID.x, lane = id % LANES, d = d0 + id;
-    float acc[HEADS * LANES];
-    [[unroll]] for (uint i = 0; i < HEADS * LANES; i++) acc[i] = runtime_zero();
+    float acc[SUMS];
+    [[unroll]] for (uint i = 0; i < SUMS; i++) acc[i] = runtime_zero();
     precise float lane_sum = runtime_zero();
     for (uint j0 = t.low - t.low % LANES; j0 <= t.high; j0 += LANES) {
         precise float distance = score(t, j0) - m;
-        if (id < HEADS * LANES && visible(t, j0 + lane)) {
+        if (id < SUMS && visible(t, j0 + lane)) {
             float e = elementary_exp(distance);
             weights[id] = e;
             lane_sum = lane_sum + e;
