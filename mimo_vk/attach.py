@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
 import json
 import re
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from mimo_vk import __version__
 from mimo_vk.conversation import Cancel, ContextFull, Progress
 from mimo_vk.decide import Decision
 from mimo_vk.errors import Cancelled, MimoError, UsageError
+from mimo_vk.pictures import data_uri, user_message
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats
 from mimo_vk.stream import Content, Event, Reasoning
@@ -135,11 +138,19 @@ class Remote:
         return f"mimo-vk {__version__}: {self._model} at {self._client.url}"
 
     def ask(
-        self, text: str, *, think: bool, cancel: Cancel | None = None, on_progress: Progress | None = None
+        self,
+        text: str,
+        *,
+        think: bool,
+        pictures: Sequence[bytes] = (),
+        cancel: Cancel | None = None,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> Iterator[Event]:
         """Answer one more user turn. A partial answer is kept; a turn that got none, or failed, is forgotten."""
-        turns = [*self.messages, {"role": "user", "content": text}]
-        body = {"messages": turns, "stream": True, "stream_options": {"include_usage": True}, "enable_thinking": think}
+        turns = [*self.messages, user_message(text, pictures)]
+        sent = [_sent(turn) for turn in turns]
+        body = {"messages": sent, "stream": True, "stream_options": {"include_usage": True}, "enable_thinking": think}
         answer = {"content": "", "reasoning_content": ""}
         self.finish_reason = ""
         failed = True
@@ -170,12 +181,23 @@ class Remote:
                     yield kind(piece)
 
     def decide(
-        self, text: str, options: tuple[str, ...], *, cancel: Cancel | None = None, on_progress: Progress | None = None
+        self,
+        text: str,
+        options: tuple[str, ...],
+        *,
+        pictures: Sequence[bytes] = (),
+        cancel: Cancel | None = None,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> Decision:
         """A closed question. The server reads the conversation as its state: an array of its messages."""
-        state = [{"role": turn["role"], "content": turn["content"]} for turn in self.messages]
-        question = {"type": "choice", "instructions": text, "criteria": dict.fromkeys(options)}
-        body = {"state": state or "", "questions": {"q": question}, "pin_state": True}
+        assets: dict[str, dict[str, str]] = {}
+        state = [{"role": turn["role"], "content": _with_assets(turn["content"], assets)} for turn in self.messages]
+        asked = _with_assets(user_message(text, pictures)["content"], assets)
+        question = {"type": "choice", "instructions": asked, "criteria": dict.fromkeys(options)}
+        body: dict[str, Any] = {"state": state or "", "questions": {"q": question}, "pin_state": True}
+        if assets:
+            body["assets"] = assets
         reply = self._client.post("/v1/systemone", body, cancel)
         found, usage = reply["answers"]["q"]["probabilities"], reply["usage"]
         return Decision(
@@ -203,6 +225,32 @@ class Remote:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _sent(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn as OpenAI's API has it: pictures as data: URIs."""
+    if isinstance(turn["content"], str):
+        return turn
+    return {**turn, "content": [_sent_part(part) for part in turn["content"]]}
+
+
+def _sent_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_uri(part["data"])}} if part["type"] == "image" else part
+
+
+def _with_assets(content: str | list[dict[str, Any]], assets: dict[str, dict[str, str]]) -> str:
+    """A turn's text with a placeholder where a picture stood, which ``assets`` then has."""
+    if isinstance(content, str):
+        return content
+    text = ""
+    for part in content:
+        if part["type"] == "image":
+            name = f"picture-{uuid.uuid4()}"  # no one else writes it
+            assets[name] = {"type": "image", "format": "png", "data_base64": base64.b64encode(part["data"]).decode()}
+            text += name
+        else:
+            text += part["text"]
+    return text
 
 
 def root_url(text: str) -> str:

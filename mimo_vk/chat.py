@@ -16,6 +16,7 @@ from mimo_vk.conversation import ContextFull
 from mimo_vk.decide import read_options
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError, UsageError
+from mimo_vk.picture_paths import read_picture, split_line
 from mimo_vk.progress import Progress
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Event, Reasoning
@@ -27,7 +28,8 @@ HELP = """\
 /decide  /decide A | B | C: the next lines are questions, answered with how likely each is; /decide alone goes back
 /stats   where the time went
 /quit    leave (so does Ctrl-D); Ctrl-C stops an answer
-/help    this list"""
+/help    this list
+A line that begins with a picture's path (dragged in, quoted, or as it is) sends the picture."""
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 PROMPT, DECIDE_PROMPT = "> ", "decide> "
@@ -151,10 +153,11 @@ class Chat:
             self._screen.note(f"unknown command /{name}; /help lists them")
         return True
 
-    def _answer(self, text: str, stopped: Interruptible | None) -> None:
+    def _answer(self, line: str, stopped: Interruptible | None) -> None:
         """One turn, written as it comes."""
         with Progress() as progress:
-            for event in self._talk.ask(text, think=self.think, cancel=stopped, on_progress=_shown(progress)):
+            text, how = _turn(line, progress)
+            for event in self._talk.ask(text, think=self.think, cancel=stopped, **how):
                 progress.clear()
                 self._screen.event(event)
         reason = self._talk.finish_reason
@@ -164,11 +167,12 @@ class Chat:
         elif self._screen.terminal and reason == "length":
             self._screen.note("the context is full: /reset starts afresh")
 
-    def _decide(self, text: str, stopped: Interruptible | None) -> None:
+    def _decide(self, line: str, stopped: Interruptible | None) -> None:
         """One closed question."""
         try:
             with Progress() as progress:
-                decision = self._talk.decide(text, self._options, cancel=stopped, on_progress=_shown(progress))
+                text, how = _turn(line, progress)
+                decision = self._talk.decide(text, self._options, cancel=stopped, **how)
         except Cancelled:
             self._screen.end_line(force=True)
             self._screen.note("stopped")
@@ -176,12 +180,24 @@ class Chat:
         self._screen.lines(decision.lines(bars=self._screen.terminal))
 
 
-def _shown(progress: Progress) -> Callable[[int, int], None]:
-    """How far the prompt is read, for whoever watches."""
+def _turn(line: str, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """A line's text; its pictures' files and who watches. Errors: UsageError for a path that leads nowhere."""
+    paths, text = split_line(line)
+    how: dict[str, Any] = {"on_progress": _shown(progress, "reading the prompt")}
+    if paths:
+        how |= {
+            "pictures": [read_picture(path) for path in paths],
+            "on_picture": _shown(progress, "seeing the picture"),
+        }
+    return text, how
+
+
+def _shown(progress: Progress, what: str) -> Callable[[int, int], None]:
+    """How far something has come, for whoever watches."""
 
     def on_progress(done: int, total: int) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
-            progress("reading the prompt", done, total)
+            progress(what, done, total)
 
     return on_progress
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "an interactive conversation; piped lines are answered one by one",
     "run": "one prompt, one answer",
     "serve": "an HTTP server that speaks OpenAI's API",
+    "web": "serve, with a web page to chat on opened in a browser",
     "plan": "what each part costs in memory and on disk, and what fits, before loading",
     "doctor": "what this machine has, and what to do about what it lacks",
     "bench": "how fast prompts are read and tokens come, and where the time goes",
@@ -46,7 +47,7 @@ def build_parser() -> Parser:
             add_run_flags(command)
         elif name == "chat":
             add_chat_flags(command)
-        elif name == "serve":
+        elif name in ("serve", "web"):
             add_serve_flags(command)
         elif name == "bench":
             add_bench_flags(command)
@@ -62,6 +63,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt as it is; special tokens written in it count")
     prompt.add_argument("--ids", metavar='"1 2 3"', help="the prompt as token ids; no tokenizer is needed")
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, put into the chat template")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        help="a picture, before the text of --chat, or where --prompt or --ids has its placeholder; repeats",
+    )
     parser.add_argument("--ngen", metavar="N", default="256", help="tokens to generate at most (256); 0 only reads")
     parser.add_argument("--dump-logits", metavar="FILE.npy", help="write the logits of every prompt position, float32")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -74,7 +81,7 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    """What only ``serve`` takes."""
+    """What only ``serve`` and ``web`` take."""
     parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", metavar="N", default="8000", help="the port (8000); 0 takes any that is free")
     parser.add_argument("--model-id", metavar="NAME", help="the model's name in the API (the directory's)")

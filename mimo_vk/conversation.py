@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from mimo_vk.chat_format import ChatTemplate
 from mimo_vk.errors import Cancelled, CheckpointError, MimoError, UsageError
 from mimo_vk.formats import F32
+from mimo_vk.pictures import NONE, Picture, Pictures, PictureTools, bare, user_message
 from mimo_vk.sampling import Sampler
 from mimo_vk.stream import TAGS, AnswerParser, Event, FinishReason
 from mimo_vk.tokenizer import Tokenizer
@@ -29,7 +30,15 @@ class Generator(Protocol):
 
     finish_reason: str
 
-    def prompt(self, ids: list[int], *, on_progress: Progress | None = None, cancel: Cancel | None = None) -> F32: ...
+    def prompt(
+        self,
+        ids: list[int],
+        *,
+        pictures: Pictures = NONE,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> F32: ...
 
     def generate(
         self, logits: F32, *, max_tokens: int, sampler: Sampler, stop_ids: frozenset[int] | None, cancel: Cancel | None
@@ -44,7 +53,7 @@ class Answer:
     """One prompt's answer. Iterate ``events`` once; the rest is known as it comes.
 
     ids: generated, without the stop id. finish_reason: "" until the end. A prompt whose reading was cancelled ends
-    as "cancelled" without ids.
+    as "cancelled" without ids. logits: [1, V], of a prompt that the session has just read.
     """
 
     def __init__(
@@ -57,8 +66,11 @@ class Answer:
         max_tokens: int,
         stop_ids: frozenset[int],
         tools: list[dict[str, Any]] | None = None,
+        pictures: Pictures = NONE,
+        logits: F32 | None = None,
         cancel: Cancel | None = None,
         on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -67,7 +79,8 @@ class Answer:
         self._stream = tokenizer.stream(keep=TAGS)
         self._parser = AnswerParser(tools)
         self._sampler, self._max_tokens, self._stop_ids = sampler, max_tokens, stop_ids
-        self._cancel, self._on_progress = cancel, on_progress
+        self._pictures, self._logits = pictures, logits
+        self._cancel, self._on_progress, self._on_picture = cancel, on_progress, on_picture
 
     @property
     def content(self) -> str:
@@ -94,7 +107,7 @@ class Answer:
     def events(self) -> Iterator[Event]:
         """Read the prompt, generate, and yield what the text means as soon as it is known."""
         try:
-            logits = self._session.prompt(self.prompt_ids, on_progress=self._on_progress, cancel=self._cancel)
+            logits = self._logits if self._logits is not None else self._read()
         except Cancelled:
             self.finish_reason = "cancelled"
             return
@@ -109,6 +122,15 @@ class Answer:
             yield from self._parser.push(self._stream.push(token))
         yield from self._finish(self._session.finish_reason)
 
+    def _read(self) -> F32:
+        return self._session.prompt(
+            self.prompt_ids,
+            pictures=self._pictures,
+            on_progress=self._on_progress,
+            on_picture=self._on_picture,
+            cancel=self._cancel,
+        )
+
     def _finish(self, reason: str) -> list[Event]:
         assert reason in ("stop", "length", "cancelled")
         self.finish_reason = reason
@@ -117,7 +139,10 @@ class Answer:
 
 
 class Conversation:
-    """A chat's turns on one session. ``ask`` yields an answer's events and keeps it; ``answer`` is the last one."""
+    """A chat's turns on one session. ``ask`` yields an answer's events and keeps it; ``answer`` is the last one.
+
+    picture_tools: called once there is a picture, and may raise.
+    """
 
     def __init__(
         self,
@@ -128,12 +153,15 @@ class Conversation:
         ctx: int,
         stop_ids: frozenset[int],
         sampler: Sampler,
+        picture_tools: Callable[[], PictureTools],
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.answer: Answer | None = None
         self._session, self._tokenizer, self._template = session, tokenizer, template
         self._ctx, self._stop_ids, self._sampler = ctx, stop_ids, sampler
+        self._picture_tools = picture_tools
         self._ids: list[int] = []  # all turns as they were read and generated, up to the last answer's last id
+        self._pictures = NONE  # among them
 
     @property
     def length(self) -> int:
@@ -147,17 +175,25 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget every turn."""
-        self.messages, self._ids, self.answer = [], [], None
+        self.messages, self._ids, self._pictures, self.answer = [], [], NONE, None
 
     def ask(
-        self, text: str, *, think: bool, cancel: Cancel | None = None, on_progress: Progress | None = None
+        self,
+        text: str,
+        *,
+        think: bool,
+        pictures: Sequence[bytes] = (),
+        cancel: Cancel | None = None,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> Iterator[Event]:
-        """Answer one more user turn. A partial answer is kept; a turn that got none, or failed, is forgotten.
+        """Answer one more user turn: the files of its pictures, then its text.
 
-        Errors: ContextFull, and whatever reading the model raises.
+        A partial answer is kept; a turn that got none, or failed, is forgotten.
+        Errors: ContextFull, ImageError, and whatever reading the model raises.
         """
-        turns = [*self.messages, {"role": "user", "content": text}]
-        prompt = self.prompt_ids(turns, think)
+        turns = [*self.messages, user_message(text, pictures)]
+        prompt, placed = self.prompt(turns, think)
         if len(prompt) >= self._ctx:
             raise ContextFull(f"the conversation has {len(prompt)} tokens, and the context holds {self._ctx}")
         answer = self.answer = Answer(
@@ -167,8 +203,10 @@ class Conversation:
             sampler=self._sampler,
             max_tokens=self._ctx - len(prompt),
             stop_ids=self._stop_ids,
+            pictures=placed,
             cancel=cancel,
             on_progress=on_progress,
+            on_picture=on_picture,
         )
         failed = False
         try:
@@ -179,15 +217,27 @@ class Conversation:
         finally:
             if not failed and (answer.ids or answer.finish_reason == "stop"):
                 self.messages = [*turns, answer.message]
-                self._ids = prompt + answer.ids
+                self._ids, self._pictures = prompt + answer.ids, placed
 
-    def prompt_ids(self, turns: list[dict[str, Any]], think: bool) -> list[int]:
+    def prompt(self, turns: list[dict[str, Any]], think: bool) -> tuple[list[int], Pictures]:
         """The next prompt: the ids so far and the new turn's, or all turns read anew where the two can't be joined."""
+        messages, files = bare(turns)
+        tools = self._picture_tools() if files else None
+        pictures = [tools.picture(data) for data in files] if tools else []
         if self._ids:
-            tail = _rendered_behind(self._template, self._tokenizer, turns, think)
+            tail = _rendered_behind(self._template, self._tokenizer, messages, think)
             if tail is not None:
-                return self._ids + self._tokenizer.encode_rendered(tail)
-        return self._template.prompt_ids(self._tokenizer, turns, enable_thinking=think)
+                added = pictures[len(self._pictures.items) :]
+                ids, placed = _place(tools, self._tokenizer.encode_rendered(tail), added, len(self._ids))
+                return self._ids + ids, self._pictures + placed
+        ids = self._template.prompt_ids(self._tokenizer, messages, enable_thinking=think)
+        return _place(tools, ids, pictures, 0)
+
+
+def _place(
+    tools: PictureTools | None, ids: list[int], pictures: Sequence[Picture], start: int
+) -> tuple[list[int], Pictures]:
+    return tools.place(ids, pictures, start) if tools else (ids, NONE)
 
 
 def _rendered_behind(

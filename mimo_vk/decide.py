@@ -8,6 +8,7 @@ from typing import Any
 
 from mimo_vk.conversation import Cancel, ContextFull, Conversation, Progress, text_tools
 from mimo_vk.errors import UsageError
+from mimo_vk.pictures import user_message
 from mimo_vk.systemone import common_prefix, end_of_turn, entropy, normalised, options_ids, question_text
 from mimo_vk.systemone_request import MAX_OPTIONS, Option, Question
 
@@ -72,28 +73,30 @@ def decide(
     text: str,
     options: tuple[str, ...],
     *,
+    pictures: Sequence[bytes] = (),
     cancel: Cancel | None = None,
     on_progress: Progress | None = None,
+    on_picture: Progress | None = None,
 ) -> Decision:
     """Ask ``text`` as the conversation's next turn and read each option as its answer; the conversation stays as it is.
 
-    The conversation is pinned, so that neither this question nor the next turn reads it again. Errors: ContextFull,
-    Cancelled, and whatever reading the model raises.
+    The conversation is pinned, so that neither this question nor the next turn reads it again, unless there are
+    pictures in it. Errors: ContextFull, ImageError, Cancelled, and whatever reading the model raises.
     """
     tokenizer, template = text_tools(engine)
     question = as_question(text, options)
-    turns = [*conversation.messages, {"role": "user", "content": question_text(question)}]
-    ids = conversation.prompt_ids(turns, think=False)
+    turns = [*conversation.messages, user_message(question_text(question), pictures)]
+    ids, placed = conversation.prompt(turns, think=False)
     answers = options_ids(tokenizer, question, end_of_turn(tokenizer, template))
     longest = len(ids) + max(map(len, answers))
     if longest > engine.ctx:
         raise ContextFull(f"the question and its answers need {longest} tokens, and the context holds {engine.ctx}")
     before = engine.stats.prefill_tokens
-    held = common_prefix([conversation.ids, ids])
+    held = [] if placed else common_prefix([conversation.ids, ids])
     if held:
         session.prompt(held, cancel=cancel, on_progress=on_progress)
         session.pin()
-    logs = session.read_options(ids, answers, cancel=cancel)
+    logs = session.read_options(ids, answers, pictures=placed, on_picture=on_picture, cancel=cancel)
     fed = engine.stats.prefill_tokens - before
     own = sum(len(answer) - 1 for answer in answers)
     return Decision(options, tuple(normalised(logs, "sum")), fed - own, sum(map(len, answers)))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import cast
@@ -17,9 +18,10 @@ from mimo_vk.config import GenerationConfig, load_config, load_generation_config
 from mimo_vk.errors import CheckpointError
 from mimo_vk.experts import ExpertCache
 from mimo_vk.formats import F32
-from mimo_vk.model import Model
+from mimo_vk.model import Model, PictureRows
 from mimo_vk.moe import CachedExperts
 from mimo_vk.ops import Ops
+from mimo_vk.pictures import Gallery, Pictures, PictureTools, Progress, Tower, load_tools
 from mimo_vk.progress import ticking
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
@@ -68,6 +70,7 @@ class Engine:
         experts = TieredExperts(timed, self.cache, self.tier) if self.tier else CachedExperts(timed, self.cache)
         self.model = Model(weights, timed, experts)
         self._head = Model(weights, self._ops, self.model.experts)
+        self.tower: Tower | None = None
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
 
@@ -90,6 +93,30 @@ class Engine:
     def session(self) -> Session:
         """A new, empty session."""
         return Session(self)
+
+    @cached_property
+    def picture_tools(self) -> PictureTools:
+        """What finds room for pictures in a prompt. Errors: UsageError without a tower; CheckpointError."""
+        return load_tools(self.model_dir, self.config, self.settings)
+
+    @cached_property
+    def _gallery(self) -> Gallery:
+        tools = self.picture_tools
+        assert self.tower is not None, "a checkpoint whose config has a tower is opened with it"
+        return Gallery(self.tower, tools.limits)
+
+    def picture_rows(
+        self, pictures: Pictures, on_progress: Progress | None, checkpoint: Callable[[], None]
+    ) -> PictureRows:
+        """The rows of a prompt's pictures, timed. Errors: ImageError; whatever ``checkpoint`` raises."""
+        gallery, began, before = self._gallery, time.perf_counter(), self._gallery.seen
+        try:
+            return gallery.rows(pictures, on_progress, checkpoint)
+        finally:
+            seconds = time.perf_counter() - began
+            self.stats.pictures += gallery.seen - before
+            self.stats.picture_seconds += seconds
+            self.stats.add("pictures", seconds)
 
     def head(self, h: F32) -> F32:
         """Logits of hidden rows, timed as a part of their own."""

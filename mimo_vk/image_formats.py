@@ -5,6 +5,26 @@ from __future__ import annotations
 SUPPORTED = {"PNG": "PNG", "JPEG": "JPEG", "WebP": "WEBP", "GIF": "GIF", "BMP": "BMP", "TIFF": "TIFF"}
 """The formats that are read, with Pillow's names for them."""
 
+SUFFIXES = frozenset(
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".heic",
+        ".heif",
+        ".avif",
+        ".svg",
+    )
+)
+"""Ends of names that mean a picture, also of formats that aren't read: better refused by name than sent as text."""
+
 # Those that are read, and those that people try: the latter only to be called by name.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89PNG\r\n\x1a\n", "PNG"),

@@ -14,6 +14,8 @@ import numpy as np
 from mimo_vk.config import Config
 from mimo_vk.formats import F32
 
+NO_ID = -1  # in the place of a picture's ids: no prompt of ids alone goes on from its rows
+
 
 class LayerCache:
     """One layer's float32 keys [kv, rows, head_dim] and values [kv, rows, v_head_dim]; position p in row p mod rows."""

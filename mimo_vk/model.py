@@ -11,12 +11,13 @@ Everything numeric goes through ``ops`` (see ``mimo_vk/ops.py`` for each formula
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from mimo_vk.formats import F32
-from mimo_vk.kv_cache import KvCache, LayerCache
+from mimo_vk.kv_cache import NO_ID, KvCache, LayerCache
 from mimo_vk.ops import Ids, Index, Ops
 from mimo_vk.rope import RopeTable
 from mimo_vk.weights import AttentionWeights, DenseMlp, LayerWeights, Router, Weights
@@ -29,6 +30,19 @@ class Experts(Protocol):
         """x [n, H], ids and weights [n, k] (best first) to [n, H]."""
 
 
+@dataclass(frozen=True, eq=False)
+class PictureRows:
+    """What stands in the place of embeddings: ``rows`` [k, H] at the positions ``at`` [k], which increase."""
+
+    at: Index
+    rows: F32
+
+    def within(self, start: int, stop: int) -> PictureRows:
+        """Those of the positions from ``start`` to before ``stop``, counted from ``start``."""
+        low, high = np.searchsorted(self.at, (start, stop))
+        return PictureRows(self.at[low:high] - start, self.rows[low:high])
+
+
 class Model:
     """The weights bound to a backend. Holds no state of any request: that is the cache, passed in."""
 
@@ -39,17 +53,27 @@ class Model:
         config = weights.config
         self._rope = {spec.rope_theta: RopeTable(spec.rope_theta, config.rope_dim) for spec in config.layers}
 
-    def forward(self, ids: Ids, cache: KvCache, checkpoint: Callable[[], None]) -> F32:
+    def forward(
+        self, ids: Ids, cache: KvCache, checkpoint: Callable[[], None], pictures: PictureRows | None = None
+    ) -> F32:
         """Read the block ``ids`` [n] after what the cache holds; returns the last layer's hidden rows [n, H].
 
-        ``checkpoint`` is called before each layer and may raise to stop the work; the cache changes only at the end.
+        ``pictures`` (by positions of the prompt) take the place of the embeddings of their ids, and the cache holds no
+        id there. ``checkpoint`` is called before each layer and may raise to stop the work; the cache changes only at
+        the end.
         """
         start = cache.begin()
         h = self.ops.embed(self.weights.embed, ids)
+        held = ids
+        if pictures is not None:
+            here = pictures.within(start, start + len(ids))
+            h[here.at] = here.rows
+            held = ids.copy()
+            held[here.at] = NO_ID
         for layer, rows in zip(self.weights.layers, cache.layers, strict=True):
             checkpoint()
             h = self._layer(layer, h, start, cache, rows)
-        cache.commit(ids.tolist())
+        cache.commit(held.tolist())
         return h
 
     def logits(self, h: F32) -> F32:

@@ -6,14 +6,18 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mimo_vk.conversation import Answer
 from mimo_vk.engine import Engine
-from mimo_vk.errors import UsageError
+from mimo_vk.errors import ImageError, UsageError
+from mimo_vk.formats import F32
 from mimo_vk.npy import NpyFile
+from mimo_vk.picture_paths import read_picture
+from mimo_vk.pictures import NONE, Picture, Pictures, bare, user_message
 from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
@@ -35,26 +39,19 @@ class RawAnswer:
 def main(settings: Settings, args: argparse.Namespace) -> int:
     """Run one prompt. Errors: UsageError before anything is loaded where the call alone shows it."""
     ngen = read_ngen(args.ngen)
-    ids = None if args.ids is None else read_ids(args.ids)
+    given = None if args.ids is None else read_ids(args.ids)
+    files = [(path, read_picture(path)) for path in map(Path, args.image or ())]
     with NpyFile(args.dump_logits) as dump, Progress() as progress, Engine.open(settings, progress) as engine:
         for notice in engine.notices:
             print(f"mimo-vk: {notice}", file=sys.stderr)
         for warning in engine.warnings:
             print(f"mimo-vk: warning: {warning}", file=sys.stderr)
-        ids = prompt_ids(engine, args, settings.think) if ids is None else ids
+        ids, pictures = read_prompt(engine, args, given, files, settings.think)
         check_room(engine, len(ids), ngen)
         session = engine.session()
-
-        def shown(done: int, total: int) -> None:
-            progress("reading the prompt", done, total)
-            if done == total:
-                progress.clear()
-
-        if dump.wanted:  # the answer then goes on from the state that this leaves
-            dump.save(session.prompt_blocks(ids, on_progress=shown), (len(ids), engine.config.vocab_size))
+        logits = read(engine, session, ids, pictures, dump, progress)
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
-        answer = generate(engine, session, ids, ngen, sampler, shown)
-        engine.stats.reused_tokens = 0  # one prompt: what the answer found there was read for the file just before
+        answer = generate(engine, session, ids, logits, ngen, sampler)
         if args.json:
             print(json.dumps(result(engine, ids, answer), ensure_ascii=False))
     return 0
@@ -79,8 +76,29 @@ def read_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def prompt_ids(engine: Engine, args: argparse.Namespace, think: bool) -> list[int]:
-    """The ids of --prompt or --chat. UsageError where the checkpoint lacks the files that it takes."""
+def read_prompt(
+    engine: Engine, args: argparse.Namespace, ids: list[int] | None, files: list[tuple[Path, bytes]], think: bool
+) -> tuple[list[int], Pictures]:
+    """The prompt's ids and where its pictures stand. ids: those of --ids. Errors: UsageError, ImageError."""
+    pictures = [_picture(engine, path, data) for path, data in files]
+    if ids is not None:
+        return ids, engine.picture_tools.find(ids, pictures) if pictures else NONE
+    ids = prompt_ids(engine, args, [picture.data for picture in pictures], think)
+    return engine.picture_tools.place(ids, pictures) if pictures else (ids, NONE)
+
+
+def _picture(engine: Engine, path: Path, data: bytes) -> Picture:
+    try:
+        return engine.picture_tools.picture(data)
+    except ImageError as error:
+        raise ImageError(f"{path}: {error}") from None
+
+
+def prompt_ids(engine: Engine, args: argparse.Namespace, files: list[bytes], think: bool) -> list[int]:
+    """The ids of --prompt or --chat, a placeholder for each picture.
+
+    UsageError where the checkpoint lacks the files that it takes.
+    """
     name = "--prompt" if args.chat is None else "--chat"
     if engine.tokenizer is None:
         raise UsageError(f"{name}: there is no tokenizer.json in {engine.model_dir}; give the prompt as --ids")
@@ -89,7 +107,7 @@ def prompt_ids(engine: Engine, args: argparse.Namespace, think: bool) -> list[in
     elif engine.template is None:
         raise UsageError(f"{name}: there is no chat template in {engine.model_dir}; use --prompt or --ids")
     else:
-        messages = [{"role": "user", "content": args.chat}]
+        messages, _ = bare([user_message(args.chat, files)])
         ids = engine.template.prompt_ids(engine.tokenizer, messages, enable_thinking=think)
     if not ids:
         raise UsageError(f"{name}: the prompt is empty")
@@ -106,21 +124,51 @@ def check_room(engine: Engine, count: int, ngen: int) -> None:
         )
 
 
+def read(
+    engine: Engine, session: Session, ids: list[int], pictures: Pictures, dump: NpyFile, progress: Progress
+) -> F32:
+    """Read the prompt, every position's logits into the file where one is wanted; the last one's [1, V]."""
+
+    def watch(what: str) -> Callable[[int, int], None]:
+        def shown(done: int, total: int) -> None:
+            progress(what, done, total)
+            if done == total:
+                progress.clear()
+
+        return shown
+
+    watchers: Any = {"on_progress": watch("reading the prompt"), "on_picture": watch("seeing the picture")}
+    if not dump.wanted:
+        return session.prompt(ids, pictures=pictures, **watchers)
+    last: F32 | None = None
+
+    def blocks() -> Iterator[F32]:
+        nonlocal last
+        for block in session.prompt_blocks(ids, pictures=pictures, **watchers):
+            last = block[-1:]
+            yield block
+
+    dump.save(blocks(), (len(ids), engine.config.vocab_size))
+    assert last is not None
+    return last
+
+
 def generate(
-    engine: Engine, session: Session, ids: list[int], ngen: int, sampler: Sampler, shown: Callable[[int, int], None]
+    engine: Engine, session: Session, ids: list[int], logits: F32, ngen: int, sampler: Sampler
 ) -> Answer | RawAnswer:
-    """Read, generate, print as it comes: content (or ids, without a tokenizer) to stdout, reasoning to stderr."""
+    """Generate what follows the prompt; print as it comes: content (without a tokenizer ids) to stdout, reasoning to
+    stderr."""
     printer = Printer()
     how: Any = {"sampler": sampler, "max_tokens": ngen, "stop_ids": engine.stop_ids}
     if engine.tokenizer is None:
         raw = RawAnswer()
-        for token in session.generate(session.prompt(ids, on_progress=shown), **how):
+        for token in session.generate(logits, **how):
             raw.ids.append(token)
             printer.content(f"{token} ")
         raw.finish_reason = session.finish_reason
         printer.close()
         return raw
-    answer = Answer(session, engine.tokenizer, ids, on_progress=shown, **how)
+    answer = Answer(session, engine.tokenizer, ids, logits=logits, **how)
     for event in answer.events():
         printer.event(event)
     printer.close()

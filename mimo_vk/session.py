@@ -11,8 +11,9 @@ import numpy as np
 
 from mimo_vk.errors import Cancelled, MimoError, UsageError
 from mimo_vk.formats import F32
-from mimo_vk.kv_cache import KvCache, Snapshot
-from mimo_vk.model import as_ids
+from mimo_vk.kv_cache import NO_ID, KvCache, Snapshot
+from mimo_vk.model import PictureRows, as_ids
+from mimo_vk.pictures import NONE, Pictures
 from mimo_vk.sampling import F64, Sampler, log_softmax
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Session:
 
     @property
     def ids(self) -> list[int]:
-        """The token ids of the live state."""
+        """The token ids of the live state; NO_ID where a picture's rows are."""
         return self._cache.ids
 
     def reset(self) -> None:
@@ -49,19 +50,31 @@ class Session:
         self,
         ids: list[int],
         *,
+        pictures: Pictures = NONE,
         all_logits: bool = False,
         live: bool = True,
         on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> F32:
         """Read a prompt and return its last position's raw logits [1, V], or every position's [len(ids), V].
 
-        The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` it
-        is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty prompt, one
-        longer than the context, an unknown id; ReadError and Cancelled leave the state at the last whole block.
+        The prompt resumes from the deepest of the live state and the snapshots that it extends; with ``all_logits`` or
+        pictures it is read whole, and without ``live`` it resumes from snapshots alone. Errors: UsageError for an empty
+        prompt, one longer than the context, an unknown id; ImageError; ReadError and Cancelled leave the state at the
+        last whole block, or empty where there are pictures.
         """
-        if all_logits:
-            return np.concatenate(list(self.prompt_blocks(ids, on_progress=on_progress, cancel=cancel)))
+        if all_logits or pictures:
+            read = self.prompt_blocks(
+                ids,
+                pictures=pictures,
+                every_row=all_logits,
+                on_progress=on_progress,
+                on_picture=on_picture,
+                cancel=cancel,
+            )
+            blocks = list(read)
+            return np.concatenate(blocks) if all_logits else blocks[-1]
         self._check(ids)
         self._resume(ids, live)
         self._read(ids, on_progress, cancel)
@@ -69,16 +82,36 @@ class Session:
         return self._last
 
     def prompt_blocks(
-        self, ids: list[int], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self,
+        ids: list[int],
+        *,
+        pictures: Pictures = NONE,
+        every_row: bool = True,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
+        cancel: Cancel | None = None,
     ) -> Iterator[F32]:
-        """The logits of every position, block by block [n, V]: all of them may be more than memory holds."""
+        """The logits of every position, block by block [n, V]: all of them may be more than memory holds.
+
+        Without ``every_row`` only the last position's are calculated; they are the last array. Errors as ``prompt``.
+        """
         self._check(ids)
         self.reset()
-        yield from self._blocks(ids, True, on_progress, cancel)
+        rows = self._engine.picture_rows(pictures, on_picture, _checkpoint(cancel)) if pictures else None
+        try:
+            yield from self._blocks(ids, every_row, on_progress, cancel, rows)
+        except MimoError:
+            if pictures:
+                self.reset()
+            raise
 
     def pin(self) -> Snapshot:
-        """Snapshot the live state, which must have been read by ``prompt``; the oldest used makes room."""
+        """Snapshot the live state, which must have been read by ``prompt``; the oldest used makes room.
+
+        A state that holds a picture can't be pinned: its ids don't say which picture it was.
+        """
         assert self._last is not None, "a state is pinned after its logits are known"
+        assert NO_ID not in self._cache.ids, "a prompt with a picture leaves nothing to reuse"
         self._snapshots = [s for s in self._snapshots if self._cache.holds(s) and s.ids != self._cache.ids]
         limit = self._engine.settings.pin_slots
         self._snapshots = self._snapshots[max(0, len(self._snapshots) - limit + 1) :]
@@ -107,7 +140,15 @@ class Session:
         self._read(ids[: first - 1], None, cancel)
         yield from self._blocks(ids[:-1], True, None, cancel)
 
-    def read_options(self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None) -> list[F64]:
+    def read_options(
+        self,
+        ids: list[int],
+        options: Sequence[list[int]],
+        *,
+        pictures: Pictures = NONE,
+        on_picture: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> list[F64]:
         """For each option the log-probabilities [len(option)] of its ids, read as what follows the prompt ``ids``.
 
         As a read-out it resumes only from a snapshot. The prompt is read once, into a snapshot of its own that takes no
@@ -116,7 +157,7 @@ class Session:
         for option in options:
             assert option, "an option has at least the id that ends it"
             self._check(ids + option)
-        self.prompt(ids, live=False, cancel=cancel)
+        self.prompt(ids, pictures=pictures, live=False, on_picture=on_picture, cancel=cancel)
         assert self._last is not None
         snapshot = self._cache.snapshot(self._last)
         return [self._read_option(snapshot, option, cancel) for option in options]
@@ -214,7 +255,12 @@ class Session:
             pass
 
     def _blocks(
-        self, ids: list[int], all_logits: bool, on_progress: Progress | None, cancel: Cancel | None
+        self,
+        ids: list[int],
+        all_logits: bool,
+        on_progress: Progress | None,
+        cancel: Cancel | None,
+        pictures: PictureRows | None = None,
     ) -> Iterator[F32]:
         """Feed what the live state lacks of ``ids``, in blocks, and yield each block's logits."""
         stats = self._engine.stats
@@ -223,7 +269,7 @@ class Session:
             is_last = at + len(block) == len(ids)
             began = time.perf_counter()
             try:
-                logits = self._feed(block, True if all_logits else (False if is_last else None), cancel)
+                logits = self._feed(block, True if all_logits else (False if is_last else None), cancel, pictures)
             finally:
                 stats.prefill_seconds += time.perf_counter() - began
                 stats.prefill_tokens += self._cache.length - at
@@ -231,17 +277,24 @@ class Session:
                 on_progress(self._cache.length, len(ids))
             yield logits
 
-    def _feed(self, block: list[int], every_row: bool | None, cancel: Cancel | None) -> F32:
+    def _feed(
+        self, block: list[int], every_row: bool | None, cancel: Cancel | None, pictures: PictureRows | None = None
+    ) -> F32:
         """Feed one block; logits of every row, of the last row (False), or of none (None: an empty array)."""
-
-        def checkpoint() -> None:
-            if cancel is not None and cancel():
-                raise Cancelled("stopped by the caller")
-
-        h = self._engine.model.forward(as_ids(block), self._cache, checkpoint)
+        h = self._engine.model.forward(as_ids(block), self._cache, _checkpoint(cancel), pictures)
         self._last = None
         if every_row is None:
             return h[:0]
         logits = self._engine.head(h if every_row else h[-1:])
         self._last = logits[-1:]
         return logits
+
+
+def _checkpoint(cancel: Cancel | None) -> Callable[[], None]:
+    """What long work calls in between."""
+
+    def checkpoint() -> None:
+        if cancel is not None and cancel():
+            raise Cancelled("stopped by the caller")
+
+    return checkpoint

@@ -28,6 +28,8 @@ class Stats:
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     reused_tokens: int = 0
+    pictures: int = 0  # that the tower was shown; its seconds are outside prefill
+    picture_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
@@ -54,14 +56,16 @@ class Stats:
         """The same for a person, a few lines."""
         reads = self.expert_hits + self.expert_misses
         share = f"{self.expert_hits / reads:.1%}" if reads else "none asked"
-        busy = self.prefill_seconds + self.decode_seconds
+        busy = self.prefill_seconds + self.decode_seconds + self.picture_seconds
         parts = ", ".join(
             f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1])
         )
+        pictures = [f"pictures: {self.pictures} in {self.picture_seconds:.2f} s"] if self.pictures else []
         tier = [] if self.tier_slots is None else [self._tier_line()]
         return [
             _phase("prompt", self.prefill_tokens, self.prefill_seconds) + f", {self.reused_tokens} tokens reused",
             _phase("answer", self.decode_tokens, self.decode_seconds),
+            *pictures,
             f"experts in RAM: {share} of {reads}; read {self.bytes_read / 1e9:.2f} GB from disk",
             *tier,
             f"time {busy:.2f} s: {parts}" if parts else f"time {busy:.2f} s",

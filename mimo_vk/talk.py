@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from mimo_vk import __version__
@@ -23,12 +23,26 @@ class Talk(Protocol):
         """Who answers, on one line."""
 
     def ask(
-        self, text: str, *, think: bool, cancel: Cancel | None = None, on_progress: Progress | None = None
+        self,
+        text: str,
+        *,
+        think: bool,
+        pictures: Sequence[bytes] = (),
+        cancel: Cancel | None = None,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> Iterator[Event]:
         """Answer one more turn; see ``Conversation.ask``."""
 
     def decide(
-        self, text: str, options: tuple[str, ...], *, cancel: Cancel | None = None, on_progress: Progress | None = None
+        self,
+        text: str,
+        options: tuple[str, ...],
+        *,
+        pictures: Sequence[bytes] = (),
+        cancel: Cancel | None = None,
+        on_progress: Progress | None = None,
+        on_picture: Progress | None = None,
     ) -> Decision:
         """A closed question on the conversation so far, which it does not become part of."""
 
@@ -56,6 +70,7 @@ class Local:
             ctx=engine.ctx,
             stop_ids=engine.stop_ids,
             sampler=Sampler(temperature, top_p, settings.seed),
+            picture_tools=lambda: engine.picture_tools,
         )
 
     @property
@@ -68,17 +83,11 @@ class Local:
         shipped = " (the small model that ships with the project)" if self._shipped else ""
         return f"mimo-vk {__version__}: {engine.model_name}{shipped}, {engine.backend}, {engine.ctx} tokens of context"
 
-    def ask(
-        self, text: str, *, think: bool, cancel: Cancel | None = None, on_progress: Progress | None = None
-    ) -> Iterator[Event]:
-        return self.conversation.ask(text, think=think, cancel=cancel, on_progress=on_progress)
+    def ask(self, text: str, **how: Any) -> Iterator[Event]:
+        return self.conversation.ask(text, **how)
 
-    def decide(
-        self, text: str, options: tuple[str, ...], *, cancel: Cancel | None = None, on_progress: Progress | None = None
-    ) -> Decision:
-        return decide(
-            self._engine, self._session, self.conversation, text, options, cancel=cancel, on_progress=on_progress
-        )
+    def decide(self, text: str, options: tuple[str, ...], **how: Any) -> Decision:
+        return decide(self._engine, self._session, self.conversation, text, options, **how)
 
     def reset(self) -> None:
         self.conversation.reset()

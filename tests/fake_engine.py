@@ -16,10 +16,14 @@ import numpy as np
 from mimo_vk.chat_format import ChatTemplate
 from mimo_vk.config import GenerationConfig
 from mimo_vk.errors import Cancelled, ReadError, UsageError
+from mimo_vk.image import ImageLimits
+from mimo_vk.pictures import PictureTools
 from mimo_vk.stats import Stats
 from tests.small_tokenizer import small_tokenizer
 
 TEMPLATE = Path(__file__).parent / "data" / "chat_template.jinja"
+LIMITS = ImageLimits(16, 2, 2, 1024, 2**20, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+PICTURE_TOOLS = PictureTools(LIMITS, small_tokenizer().control["<|image_pad|>"].id)
 FAIL = "FAIL"  # an answer that can't be read from the disk
 
 
@@ -31,6 +35,7 @@ class FakeSession:
         self.ids: list[int] = []
         self.pinned: list[list[int]] = []
         self.prompts: list[list[int]] = []
+        self.pictures: list[Any] = []  # of each prompt
         self.reused: list[int] = []
         self.finish_reason = ""
 
@@ -38,12 +43,15 @@ class FakeSession:
         self,
         ids: list[int],
         *,
+        pictures: Any = None,
         on_progress: Callable[[int, int], None] | None = None,
+        on_picture: Callable[[int, int], None] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Any:
         if len(ids) > self._engine.ctx:
             raise UsageError("the prompt is too long")
         self.prompts.append(list(ids))
+        self.pictures.append(pictures)
         self.reused.append(len(self.ids) if ids[: len(self.ids)] == self.ids else 0)
         for _ in range(self._engine.prompt_blocks):
             time.sleep(self._engine.delay)
@@ -57,9 +65,17 @@ class FakeSession:
     def pin(self) -> None:
         self.pinned.append(self.ids)
 
-    def read_options(self, ids: list[int], options: list[list[int]], *, cancel: Any = None) -> list[Any]:
+    def read_options(
+        self,
+        ids: list[int],
+        options: list[list[int]],
+        *,
+        pictures: Any = None,
+        on_picture: Any = None,
+        cancel: Any = None,
+    ) -> list[Any]:
         """Every option but the first has half the probability of the one before it."""
-        self.prompt(ids, cancel=cancel)
+        self.prompt(ids, pictures=pictures, cancel=cancel)
         self._engine.stats.prefill_tokens += len(ids) + sum(len(option) - 1 for option in options)
         return [np.full(len(option), -i * np.log(2) / len(option)) for i, option in enumerate(options)]
 
@@ -92,6 +108,7 @@ class FakeEngine:
         self.generation = GenerationConfig(temperature=1.0, top_p=1.0, eos_token_ids=None)
         self.stop_ids = frozenset({self.tokenizer.control["<|im_end|>"].id})
         self.model_dir, self.model_name, self.backend = Path("fake"), "fake", "script"
+        self.picture_tools = PICTURE_TOOLS
         self.warnings: list[str] = []
         self.notices: list[str] = []
         self.sessions: list[FakeSession] = []

@@ -12,14 +12,20 @@ from mimo_vk.errors import CheckpointError, ReadError
 from mimo_vk.sampling import Sampler
 from mimo_vk.stream import Content, Event, Reasoning, ToolCall
 from tests.engines import open_engine
-from tests.fake_engine import FAIL, FakeEngine, FakeSession
+from tests.fake_engine import FAIL, PICTURE_TOOLS, FakeEngine, FakeSession
 
 
 def start(answers: list[str], **options: Any) -> tuple[Conversation, FakeSession, FakeEngine]:
     engine = FakeEngine(answers, **options)
     session = engine.session()
     conversation = Conversation(
-        session, engine.tokenizer, engine.template, ctx=engine.ctx, stop_ids=engine.stop_ids, sampler=Sampler()
+        session,
+        engine.tokenizer,
+        engine.template,
+        ctx=engine.ctx,
+        stop_ids=engine.stop_ids,
+        sampler=Sampler(),
+        picture_tools=lambda: PICTURE_TOOLS,
     )
     return conversation, session, engine
 
@@ -195,7 +201,15 @@ def test_on_a_real_engine_a_turn_resumes_and_cancelling_keeps_what_came(tiny_che
         session = engine.session()
         tokenizer, template = text_tools(engine)
         stops = frozenset(range(engine.vocab_limit, engine.config.vocab_size))  # none that can be sampled
-        conversation = Conversation(session, tokenizer, template, ctx=120, stop_ids=stops, sampler=Sampler(1.0, 1.0, 3))
+        conversation = Conversation(
+            session,
+            tokenizer,
+            template,
+            ctx=120,
+            stop_ids=stops,
+            sampler=Sampler(1.0, 1.0, 3),
+            picture_tools=lambda: engine.picture_tools,
+        )
 
         def enough() -> bool:
             return conversation.answer is not None and len(conversation.answer.ids) >= 4

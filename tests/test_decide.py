@@ -40,7 +40,7 @@ def cold(engine: Engine, talk: Local, text: str) -> tuple[list[int], tuple[float
     assert engine.tokenizer is not None and engine.template is not None
     question = as_question(text, OPTIONS)
     turns = [*talk.conversation.messages, {"role": "user", "content": question_text(question)}]
-    ids = talk.conversation.prompt_ids(turns, think=False)
+    ids = talk.conversation.prompt(turns, think=False)[0]
     end = end_of_turn(engine.tokenizer, engine.template)
     logs = engine.session().read_options(ids, options_ids(engine.tokenizer, question, end))
     return ids, tuple(normalised(logs, "sum"))
@@ -67,7 +67,7 @@ def test_on_a_conversation(engine: Engine) -> None:
     assert talk.conversation.messages == before
     fed = engine.stats.prefill_tokens
     list(talk.ask("Go on", think=False, cancel=after(6 * layers)))
-    added = talk.conversation.prompt_ids([*before, {"role": "user", "content": "Go on"}], think=False)
+    added = talk.conversation.prompt([*before, {"role": "user", "content": "Go on"}], think=False)[0]
     assert talk.conversation.messages[-2] == {"role": "user", "content": "Go on"}
     assert engine.stats.prefill_tokens - fed < len(added)  # resumed behind the decisions
 
