@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from mimo_vk.config import Config
+from mimo_vk.errors import MimoError
 from mimo_vk.formats import F32
 
 NO_ID = -1  # in the place of a picture's ids: no prompt of ids alone goes on from its rows
+
+
+class RowsLost(MimoError):
+    """Rows of the live state are gone with the device that held them: ``forget``, and read its ids again."""
 
 
 class LayerCache:
@@ -92,6 +97,11 @@ class KvCache:
         """Go back to the empty state. Memory and rows stay, for snapshots whose ids they hold."""
         self._staged.clear()
         self.length = 0
+
+    def forget(self) -> None:
+        """Go back to the empty state, and to rows that no snapshot can resume from."""
+        self.rewind()
+        self.row_ids.clear()
 
     def snapshot(self, logits: F32) -> Snapshot:
         """The live state, with the logits [1, V] at its end."""

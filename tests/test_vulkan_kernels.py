@@ -24,7 +24,7 @@ from tests.matrices import random_expert, random_x
 from tests.vulkan_device import assert_same_bits, permuted, reference, software_device
 
 BUILDS = (".spv", ".denorm.spv")
-MOVES_WORDS = {"copy_items", "embed", "kv_append"}  # and does nothing else
+MOVES_WORDS = {"copy_items", "embed", "kv_append", "fill_words", "copy_ring"}  # and does nothing else
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"
 EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16", "UMin"}  # the last one of integers
 

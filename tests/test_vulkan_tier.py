@@ -21,7 +21,8 @@ class FakeClient:
         self.slots, self.max_slots, self.step = slots, limit or slots, step
         self.held: dict[int, Any] = {}
         self.can_upload = True
-        self.closed = False
+        self.gone = ""
+        self.dropped: list[TierGone] = []
         self.fails = False
 
     def grow(self) -> int:
@@ -34,8 +35,9 @@ class FakeClient:
         assert slot < self.slots
         self.held[slot] = expert
 
-    def close(self) -> None:
-        self.closed = True
+    def drop(self, error: TierGone) -> None:
+        self.gone = str(error)
+        self.dropped.append(error)
 
 
 def forward(tier: Tier, by_layer: dict[int, list[int]]) -> None:
@@ -141,18 +143,13 @@ def test_it_grows_and_keeps_what_fitted(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
-def test_a_lost_device_holds_nothing_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_device_holds_nothing() -> None:
     client = FakeClient(4)
     tier = make(client)
     forward(tier, {1: [0, 1]})
     client.fails = True
-    with caplog.at_level(logging.WARNING), pytest.raises(TierGone):
+    with pytest.raises(TierGone) as raised:
         forward(tier, {1: [2]})
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            tier.drop(TierGone("it was unplugged"))
-    assert held(tier) == set() and client.closed and tier.resident == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        "the device is no longer used: it was unplugged; going on on the CPU"
-    ]
+    tier.drop(raised.value)
+    assert tier.gone and held(tier) == set() and tier.resident == 0 and client.dropped == [raised.value]
     assert not tier.offer(1, 3, None)  # type: ignore[arg-type]

@@ -7,19 +7,21 @@ then on the client is closed and ``gone`` says why.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import subprocess
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimo_vk.errors import MimoError
 from mimo_vk.formats import F32, Expert
-from mimo_vk.vulkan.arena import Arena, TierShape
+from mimo_vk.vulkan.arena import Arena, DenseArena, TierShape
+from mimo_vk.vulkan.dense_layout import DenseShape
 from mimo_vk.vulkan.layout import permute_rows
 from mimo_vk.vulkan.listing import ROOT, DeviceInfo
 from mimo_vk.vulkan.messages import Message, receive, send
@@ -33,8 +35,10 @@ START = """
 import sys
 sys.path.insert(0, {root!r})
 from mimo_vk.vulkan.worker import main
-main({connection}, {arena}, {info!r}, {shape!r}, {slots})
+main({connection}, {info!r}, {tier!r}, {slots}, {dense!r})
 """
+
+log = logging.getLogger("mimo_vk")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class _Asked:
 
     number: int
     kind: str
-    values: tuple[int, ...] = ()
+    values: tuple[Any, ...] = ()
 
 
 class TierGone(MimoError):
@@ -53,8 +57,8 @@ class TierGone(MimoError):
 class DeviceClient:
     """One device process. Not for two threads at once; one step may be under way, and any number of uploads."""
 
-    def __init__(self, info: DeviceInfo, shape: TierShape, max_slots: int) -> None:
-        """Start the process; ``wait_ready`` before anything else is asked of it."""
+    def __init__(self, info: DeviceInfo, shape: TierShape, max_slots: int, dense: DenseShape | None = None) -> None:
+        """Start the process; ``wait_ready`` before anything else is asked of it. No slots: no experts are sent."""
         self.info = info
         self.shape = shape
         self.max_slots = max_slots
@@ -63,18 +67,20 @@ class DeviceClient:
         self.last_step = (0.0, 0.0)  # when the device process began and ended it, on the system's monotonic clock
         self.step_seconds = 0.0  # of all steps
         self.arena = Arena(shape)
+        self.dense_arena = DenseArena(dense) if dense else None
         self._free = deque(range(shape.staging))
+        self._results: dict[str, Message] = {}  # of the last answer of a kind
+        self._dropped = False
         self._number = 0
         self._asked = deque([_Asked(0, "ready")])  # what is unanswered
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = [theirs.fileno(), self.arena.fd, *([self.dense_arena.fd] if self.dense_arena else [])]
         code = START.format(
-            root=ROOT, connection=theirs.fileno(), arena=self.arena.fd, info=info.as_json(), shape=shape.as_json(),
-            slots=max_slots,
+            root=ROOT, connection=theirs.fileno(), info=info.as_json(), tier=(self.arena.fd, shape.as_json()),
+            slots=max_slots, dense=(fds[2], dense.as_json()) if dense else None,
         )  # fmt: skip
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.arena.fd)
-            )
+            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=fds)
         self.pid = self._process.pid
 
     def wait_ready(self) -> int:
@@ -118,7 +124,26 @@ class DeviceClient:
         self._drain("step", self._patience)
         return self.arena.y[:count]
 
-    def _ask(self, kind: str, *values: int) -> None:
+    def ask(self, kind: str, *values: Any) -> None:
+        """Send a request. Errors: TierGone."""
+        self._ask(kind, *values)
+
+    def answer(self, kind: str, left: int = 0) -> Message:
+        """Wait until no more than ``left`` requests of a kind are unanswered; what the last answer brought.
+
+        Errors: TierGone.
+        """
+        self._drain(kind, self._patience, left)
+        return self._results.get(kind, [])
+
+    def drop(self, error: TierGone) -> None:
+        """End the use of the device, and say so once."""
+        if not self._dropped:
+            self._dropped = True
+            log.warning("the device is no longer used: %s; going on on the CPU", error)
+        self.close()
+
+    def _ask(self, kind: str, *values: Any) -> None:
         if self.gone:
             raise TierGone(self.gone)
         self._number += 1
@@ -129,9 +154,9 @@ class DeviceClient:
         except OSError:
             self._end(self._how_it_ended())
 
-    def _drain(self, kind: str, seconds: float) -> None:
-        """Take answers until the last one of a kind has come."""
-        while any(asked.kind == kind for asked in self._asked):
+    def _drain(self, kind: str, seconds: float, left: int = 0) -> None:
+        """Take answers until no more than ``left`` of a kind are missing."""
+        while sum(asked.kind == kind for asked in self._asked) > left:
             self._take(seconds)
         if self.gone:
             raise TierGone(self.gone)
@@ -156,12 +181,13 @@ class DeviceClient:
             self._answered(self._asked.popleft(), message[1:])
 
     def _answered(self, asked: _Asked, result: Message) -> None:
+        self._results[asked.kind] = result
         if asked.kind == "upload":
             self._free.append(asked.values[1])
         elif asked.kind == "step" and len(result) == 2:
             self.last_step = result[0], result[1]
             self.step_seconds += result[1] - result[0]
-        elif asked.kind in ("ready", "grow") and len(result) == 1:
+        elif asked.kind in ("ready", "grow") and result:
             self.slots = result[0]
 
     def _how_it_ended(self) -> str:
@@ -186,6 +212,8 @@ class DeviceClient:
         self._asked.clear()
         self._connection.close()
         self.arena.close()
+        if self.dense_arena is not None:
+            self.dense_arena.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

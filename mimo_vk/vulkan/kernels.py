@@ -34,6 +34,7 @@ DOWN = Kernel(
     constants=("SELECT_DECODE", "SHARE_LOADS"),
 )
 COPY = Kernel("copy_items", ("Place", "Source", "Slab"), ("count",))
+FILL = Kernel("fill_words", ("Place", "Source", "Slab"), (), 64)
 PROBE = Kernel("probe", ("A", "B", "C", "Results"), ("n",))
 
 # The dense path. Binding 0 is Step, uint32 [rows, start, first, 0] in a ``host`` tensor; the group counts are
@@ -65,6 +66,12 @@ KV_APPEND = Kernel(
     ("kv_heads", "head_dim", "v_dim", "cache_rows", "keys_at", "values_at"),
     64,
 )
+COPY_RING = Kernel(
+    "copy_ring",
+    ("Step", "From", "To"),
+    ("kv_heads", "width", "window", "from_rows", "from_at", "to_rows", "to_at"),
+    64,
+)
 ATTENTION = Kernel(
     "attention",
     ("Step", "Q", "K", "V", "Keys", "Values", "Slab", "Out"),
@@ -81,9 +88,9 @@ ROUTE = Kernel(
 )
 DENSE = (
     LINEAR_F32, LINEAR_BF16, LINEAR_INT8, LINEAR_FP8, RMS_NORM, ADD, SWIGLU, WEIGHTED_SUM, EMBED, SPLIT_ROPE, KV_APPEND,
-    ATTENTION, ROUTE,
+    COPY_RING, ATTENTION, ROUTE,
 )  # fmt: skip
-KERNELS = (GATE_UP, DOWN, COPY, PROBE, *DENSE)
+KERNELS = (GATE_UP, DOWN, COPY, FILL, PROBE, *DENSE)
 
 
 def shader_folder() -> Path:

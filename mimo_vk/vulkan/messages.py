@@ -1,9 +1,14 @@
-"""What the program and its device process say to each other: JSON lists, one a packet; bulk goes through the arena.
+"""What the program and its device process say to each other: JSON lists, one a packet; bulk goes through the arenas.
 
-The program sends ``[number, "grow"]``, ``[number, "step", rows, pairs]``, ``[number, "upload", slot, staging]``, and
-counts the numbers from 1. Each is answered in order by its number and what came of it: the slots that there are, when
-the step began and ended (seconds of the system's monotonic clock), nothing. The process's first packet is
-``[0, slots]``; when something fails ``["failed", why]`` is its last.
+The program's messages begin with a number, counted from 1. Each is answered in order by its number and what came of it.
+The process's first packet is ``[0, slots]``, with the dense layers that fitted and whether the head did where it was
+asked for any; when something fails ``["failed", why]`` is its last.
+
+The tier: ``"grow"`` (the slots that there are), ``"step", rows, pairs`` (when it began and ended, seconds of the
+system's monotonic clock), ``"upload", slot, staging``. Dense layers: ``"fill", kind, slab, at, words, half`` of the
+bulk; ``"layers", rows, start, steps``, each step ``["enter"]`` with h, ``["layer", index]`` up to the experts (x and
+scores are there then) or to the end, ``["add", index]`` with y, or ``["leave"]``, which gives h; ``"head", rows``
+of h; ``"save", slot, length`` (whether there was room) and ``"restore", slot, length``.
 """
 
 from __future__ import annotations

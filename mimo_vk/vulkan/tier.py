@@ -52,7 +52,11 @@ class Tier:
         self.resident = 0  # experts on the device: slots in use
         self._weight = 1.0  # of a use now; it grows instead of all counts shrinking
         self._last_layer = -1
-        self.gone = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the device is lost, or closed."""
+        return bool(self.client.gone)
 
     def used(self, layer: int, experts: Sequence[int]) -> None:
         """Count a layer's experts of a forward pass. Layers come in increasing order; a smaller one starts a pass."""
@@ -91,7 +95,7 @@ class Tier:
 
     def count(self, stats: Stats) -> None:
         """Write the tier's counters into the engine's."""
-        stats.tier_slots, stats.tier_resident = 0 if self.gone else self.limit, self.resident
+        stats.tier_slots, stats.tier_resident = (0, 0) if self.gone else (self.limit, self.resident)
         stats.tier_hits, stats.tier_uploads = self.stats.hits, self.stats.uploads
         stats.parts["device"] = self.stats.wait_seconds
 
@@ -120,14 +124,10 @@ class Tier:
 
     def drop(self, error: TierGone) -> None:
         """The device is lost: hold nothing from now on, and say so once."""
-        if not self.gone:
-            self.gone = True
-            log.warning("the device is no longer used: %s; going on on the CPU", error)
         self.resident = 0
         self._slot_of.fill(-1)
-        self.client.close()
+        self.client.drop(error)
 
     def close(self) -> None:
         """End the device process."""
-        self.gone = True
         self.client.close()

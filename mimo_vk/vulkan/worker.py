@@ -8,8 +8,11 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from typing import Any
 
-from mimo_vk.vulkan.arena import Arena, TierShape
+from mimo_vk.vulkan.arena import Arena, DenseArena, TierShape
+from mimo_vk.vulkan.dense_layers import DenseLayers
+from mimo_vk.vulkan.dense_layout import DenseShape
 from mimo_vk.vulkan.device import Device, DeviceError
 from mimo_vk.vulkan.device_check import check_arithmetic
 from mimo_vk.vulkan.expert_slabs import ExpertSlabs
@@ -17,16 +20,15 @@ from mimo_vk.vulkan.listing import DeviceInfo
 from mimo_vk.vulkan.messages import Message, receive, send
 
 
-def main(connection_fd: int, arena_fd: int, info: str, shape: str, max_slots: int) -> None:
-    """The process's whole life. ``info`` and ``shape`` are JSON; the descriptors are inherited."""
+def main(connection_fd: int, info: str, tier: tuple[int, str], max_slots: int, dense: tuple[int, str] | None) -> None:
+    """The process's whole life. ``info`` is JSON, ``tier`` and ``dense`` an arena's descriptor and its shape's JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches this process too: the parent decides
     with socket.socket(fileno=connection_fd) as connection:
-        arena = Arena(TierShape.from_json(shape), arena_fd)
         try:
-            device = Device(DeviceInfo.from_json(info))
-            slabs = open_slabs(device, arena, TierShape.from_json(shape), max_slots)
-            send(connection, [0, slabs.slots])
-            serve(connection, arena, slabs)
+            worker = Worker(Device(DeviceInfo.from_json(info)), tier, max_slots, dense)
+            send(connection, [0, *worker.ready()])
+            while (message := receive(connection)) is not None:
+                send(connection, worker.answer(message))
         except ConnectionError:
             return  # the parent is gone
         except Exception as error:
@@ -34,31 +36,62 @@ def main(connection_fd: int, arena_fd: int, info: str, shape: str, max_slots: in
             send(connection, ["failed", text if isinstance(error, DeviceError) else f"{type(error).__name__}: {text}"])
 
 
-def open_slabs(device: Device, arena: Arena, shape: TierShape, max_slots: int) -> ExpertSlabs:
-    """Check the arithmetic, make the first slab, and run both programs once: a driver compiles at the first run."""
-    slabs = ExpertSlabs(device, shape, max_slots, check_arithmetic(device))
-    if not slabs.grow():
-        raise DeviceError(f"not even one expert of {shape.layout.slot_bytes} bytes fits")
-    slabs.warm_up()
-    return slabs
+class Worker:
+    """What the process has on the device: the tier's slabs, where it is to have slots, and the dense layers."""
 
+    def __init__(self, device: Device, tier: tuple[int, str], max_slots: int, dense: tuple[int, str] | None) -> None:
+        """Check the arithmetic, make what was asked for, and run each program once: a driver compiles at the first run.
 
-def serve(connection: socket.socket, arena: Arena, slabs: ExpertSlabs) -> None:
-    """Answer packets until the parent closes its end."""
-    while (message := receive(connection)) is not None:
-        send(connection, answer(message, arena, slabs))
+        Errors: DeviceError.
+        """
+        select_decode = check_arithmetic(device)
+        shape = TierShape.from_json(tier[1])
+        self._arena = Arena(shape, tier[0])
+        self._dense = None
+        if dense is not None:
+            dense_shape = DenseShape.from_json(dense[1])
+            self._dense = DenseLayers(device, dense_shape, DenseArena(dense_shape, dense[0]), select_decode)
+        self._slabs = ExpertSlabs(device, shape, max_slots, select_decode) if max_slots else None
+        if self._slabs is not None:
+            if not self._slabs.grow():
+                raise DeviceError(f"not even one expert of {shape.layout.slot_bytes} bytes fits")
+            self._slabs.warm_up()
 
+    def ready(self) -> list[Any]:
+        """What there is: slots, then the layers and whether there is a head."""
+        slots = self._slabs.slots if self._slabs is not None else 0
+        return [slots, *(self._dense.held if self._dense is not None else [])]
 
-def answer(message: Message, arena: Arena, slabs: ExpertSlabs) -> Message:
-    """Do what one packet asks for. Errors: DeviceError, and whatever kp raises."""
-    match message:
-        case [number, "step", rows, pairs]:
-            began = time.monotonic()
-            slabs.step(arena.x[:rows], arena.pairs[:pairs], arena.y[:pairs])
-            return [number, began, time.monotonic()]
-        case [number, "upload", slot, staging]:
-            slabs.upload(slot, arena.staging[staging])
-            return [number]
-        case [number, "grow"]:
-            return [number, slabs.grow()]
-    raise DeviceError(f"unknown message {message}")
+    def answer(self, message: Message) -> Message:
+        """Do what one packet asks for. Errors: DeviceError, and whatever kp raises."""
+        number, *request = message
+        if self._slabs is not None:
+            match request:
+                case ["step", rows, pairs]:
+                    began = time.monotonic()
+                    self._slabs.step(self._arena.x[:rows], self._arena.pairs[:pairs], self._arena.y[:pairs])
+                    return [number, began, time.monotonic()]
+                case ["upload", slot, staging]:
+                    self._slabs.upload(slot, self._arena.staging[staging])
+                    return [number]
+                case ["grow"]:
+                    return [number, self._slabs.grow()]
+        if self._dense is not None:
+            return [number, *self._dense_answer(self._dense, request)]
+        raise DeviceError(f"unknown message {message}")
+
+    def _dense_answer(self, dense: DenseLayers, request: Message) -> list[Any]:
+        match request:
+            case ["layers", rows, start, steps]:
+                dense.run(rows, start, steps)
+            case ["head", rows]:
+                dense.head(rows)
+            case ["fill", kind, slab, at, count, half]:
+                dense.fill(kind, slab, at, count, half)
+            case ["save", slot, length]:
+                return [dense.save(slot, length)]
+            case ["restore", slot, length]:
+                dense.restore(slot, length)
+            case _:
+                raise DeviceError(f"unknown message {request}")
+        return []
