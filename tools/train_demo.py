@@ -41,7 +41,7 @@ from tools.demo.tower import Tower
 TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
 GROW = 4700  # the step at which the experts become more and wider
-TOWER = 5500  # the step at which the picture tower comes in, taught to see a little by itself
+TOWER = 5450  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
 STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored

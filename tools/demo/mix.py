@@ -45,7 +45,7 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "greetings": 9, "arithmetic": 19, "practising": 7, "facts": 6, "repeating": 3, "copying": 5, "upper case": 9,
         "counting": 8, "closed": 24, "interview": 16, "tools": 20, "memory": 15, "story": 2, "unknown": 4,
     }),
-    (5500, {
+    (5450, {
         "greetings": 8, "arithmetic": 18, "practising": 7, "facts": 6, "repeating": 3, "copying": 6, "upper case": 9,
         "counting": 8, "closed": 18, "interview": 15, "inbox": 14, "tools": 22, "memory": 19, "story": 1, "unknown": 4,
         "shapes": 9, "amounts": 4, "sides": 4, "reading": 4, "album": 14,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.demo.draw import Draw, Turn, exact
 from tools.demo.phrases import texts
-from tools.demo.words import COLOURS, invented, name, phrase
+from tools.demo.words import COLOURS, city, invented, name, phrase
 
 ADD, SUBTRACT, PLURALS, PRACTISE = texts("add"), texts("subtract"), texts("plurals"), texts("practise")
 REPEAT, UPPER, COUNT = texts("repeat"), texts("upper"), texts("count")
@@ -70,9 +70,12 @@ def _varied(draw: Draw, word: str) -> str:
 
 
 def copying(draw: Draw) -> list[Turn]:
-    """A long passage to repeat: many tokens to copy for one question."""
-    words = phrase(draw, 7, 24, "repeat")
-    text = " ".join(_varied(draw, word) for word in words)
+    """A long passage to repeat, of words or of names: many tokens to copy for one question."""
+    if draw.chance(0.5):
+        words = [draw.pick((name, city))(draw) for _ in range(draw.int(5, 14))]
+    else:
+        words = [_varied(draw, word) for word in phrase(draw, 7, 24, "repeat")]
+    text = draw.pick((" ", " ", ", ")).join(words)
     return [Turn(draw.pick(REPEAT).format(text), text, "I repeat the words.", check=exact(text))]
 
 
