@@ -59,7 +59,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 
         with Engine.open(settings, progress) as engine:
             report = measure(engine, progress, show, REPEAT)
-            device = engine.tier.client.info if engine.tier else None
+            device = engine.device
         if args.kernels:
             report["kernels"] = kernels(settings, show)
             report["device_kernels"] = device_kernels(device, show) if device else []

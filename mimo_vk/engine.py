@@ -18,7 +18,8 @@ from mimo_vk.config import GenerationConfig, load_config, load_generation_config
 from mimo_vk.errors import CheckpointError
 from mimo_vk.experts import ExpertCache
 from mimo_vk.formats import F32
-from mimo_vk.model import Model, PictureRows
+from mimo_vk.kv_cache import KvCache
+from mimo_vk.model import Experts, Model, PictureRows
 from mimo_vk.moe import CachedExperts
 from mimo_vk.ops import Ops
 from mimo_vk.pictures import Gallery, Pictures, PictureTools, Progress, Tower, load_tools
@@ -27,10 +28,13 @@ from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
 from mimo_vk.tokenizer import Tokenizer
-from mimo_vk.vulkan.setup import open_tier, plan_tier, refuse_dense
+from mimo_vk.vulkan.dense_cache import DeviceKvCache
+from mimo_vk.vulkan.dense_model import PlacedModel
+from mimo_vk.vulkan.listing import DeviceInfo
+from mimo_vk.vulkan.setup import OnDevice, open_device, plan_device
 from mimo_vk.vulkan.tiered_experts import TieredExperts
 from mimo_vk.warm_up import warm_up
-from mimo_vk.weights import load_weights
+from mimo_vk.weights import Weights, load_weights
 
 log = logging.getLogger("mimo_vk")
 LoadProgress = Callable[[str, int, int], None]
@@ -41,7 +45,6 @@ class Engine:
 
     def __init__(self, settings: Settings, progress: LoadProgress | None = None) -> None:
         began = time.perf_counter()
-        refuse_dense(settings)
         self.settings = settings
         self.stats = Stats()
         self.model_dir = settings.model or shipped_model()
@@ -53,14 +56,19 @@ class Engine:
         self.ctx = min(settings.ctx, self.config.max_position_embeddings)
         self.chunk = min(settings.chunk, self.ctx)
         checkpoint = Checkpoint.open(self.model_dir, settings.dirs)
-        tier_plan, line = plan_tier(settings, self.config, self.chunk)
+        device_plan, line = plan_device(settings, self.config, self.ctx, self.chunk)
         self.notices = [line] if line else []  # about the device, for the user
-        self.plan: Plan = plan_for(checkpoint, self.config, settings, tier_plan.ram_bytes if tier_plan else 0)
+        self.plan: Plan = plan_for(checkpoint, self.config, settings, device_plan.ram_bytes if device_plan else 0)
         with ExitStack() as undo:  # the device process starts while the weights load
-            client = undo.enter_context(tier_plan.start()) if tier_plan else None
+            client = undo.enter_context(device_plan.start()) if device_plan else None
             weights = load_weights(checkpoint, self.config, settings.dense_bits, progress, settings.threads)
-            self.tier = open_tier(client, self.config, settings.tier_rate, self.notices) if client else None
+            on_device = OnDevice()
+            if client is not None and device_plan is not None:
+                on_device = open_device(client, device_plan, weights, settings.tier_rate, self.notices, progress)
             undo.pop_all()
+        self.tier, self.dense = on_device.tier, on_device.dense
+        if self.dense is not None:
+            self.chunk = min(self.chunk, self.dense.max_rows)
         self.tokenizer, self.template = _text_tools(self.model_dir)
         with ticking(progress, "compiling for this machine, at the first start only"):
             self._ops = make_ops(settings.backend, settings.threads)
@@ -68,8 +76,8 @@ class Engine:
         timed = cast(Ops, TimedOps(self._ops, self.stats))
         self.cache = ExpertCache(weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct)
         experts = TieredExperts(timed, self.cache, self.tier) if self.tier else CachedExperts(timed, self.cache)
-        self.model = Model(weights, timed, experts)
-        self._head = Model(weights, self._ops, self.model.experts)
+        self.model = self._model(weights, timed, experts)
+        self._head = self._model(weights, self._ops, experts)
         self.tower: Tower | None = None
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
@@ -78,6 +86,21 @@ class Engine:
     def open(cls, settings: Settings, progress: LoadProgress | None = None) -> Engine:
         """Open the checkpoint that the settings name (or the shipped one). Errors: CheckpointError, UsageError."""
         return cls(settings, progress)
+
+    def _model(self, weights: Weights, ops: Ops, experts: Experts) -> Model:
+        return Model(weights, ops, experts) if self.dense is None else PlacedModel(weights, ops, experts, self.dense)
+
+    def new_cache(self) -> KvCache:
+        """An empty KV cache of the engine's context."""
+        if self.dense is None:
+            return KvCache(self.config, self.ctx)
+        return DeviceKvCache(self.config, self.ctx, self.dense)
+
+    @property
+    def device(self) -> DeviceInfo | None:
+        """The device that is used, whatever for."""
+        part = self.tier or self.dense
+        return part.client.info if part else None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -133,12 +156,15 @@ class Engine:
         self.stats.parts["disk"] = cache.wait_seconds
         if self.tier is not None:
             self.tier.count(self.stats)
+        if self.dense is not None:
+            self.dense.count(self.stats)
         return self.stats
 
     def close(self) -> None:
         """End the device process and the readers, and let go of the cache's memory."""
-        if self.tier is not None:
-            self.tier.close()
+        for part in (self.tier, self.dense):
+            if part is not None:
+                part.close()
         self.cache.close()
 
     def __enter__(self) -> Engine:

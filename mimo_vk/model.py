@@ -109,8 +109,10 @@ class Model:
         return ops.linear(mlp.down, ops.swiglu(ops.linear(mlp.gate, x), ops.linear(mlp.up, x)))
 
     def _moe(self, index: int, router: Router, x: F32) -> F32:
+        return self._routed(index, router, x, self.ops.linear(router.gate, x))
+
+    def _routed(self, index: int, router: Router, x: F32, scores: F32) -> F32:
         config = self.weights.config
-        scores = self.ops.linear(router.gate, x)
         ids, weights = self.ops.route(scores, router.bias, config.num_experts_per_tok, config.routed_scaling_factor)
         return self.experts(index, x, ids, weights)
 

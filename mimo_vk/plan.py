@@ -22,7 +22,7 @@ from mimo_vk.budget import (
 from mimo_vk.checkpoint import INDEX, SINGLE, Checkpoint
 from mimo_vk.config import Config, load_config
 from mimo_vk.errors import UsageError
-from mimo_vk.vulkan.setup import TierPlan, plan_tier, refuse_dense
+from mimo_vk.vulkan.setup import DevicePlan, plan_device
 from mimo_vk.weights import check_names
 
 if TYPE_CHECKING:
@@ -41,17 +41,16 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     checkpoint = _open(directory, settings)
     if checkpoint is not None:
         check_names(checkpoint, config)
-    refuse_dense(settings)
     limit, source = memory_limit(settings)
     plan, misfit = settings_plan(config, settings, len(checkpoint.tensors) if checkpoint else 0), None
-    tier, about_device = plan_tier(settings, config, plan.chunk)
-    plan = replace(plan, tier=tier.ram_bytes if tier else 0)
+    device, about_device = plan_device(settings, config, plan.ctx, plan.chunk)
+    plan = replace(plan, tier=device.ram_bytes if device else 0)
     try:
         plan = fit(plan, limit, settings.cap, source)
     except UsageError as error:
         misfit = error
     facts = _facts(directory, config, checkpoint, plan, None if misfit is None else str(misfit), limit)
-    facts |= _device_facts(tier, about_device)
+    facts |= _device_facts(device, about_device)
     if getattr(args, "json", False):
         print(json.dumps({**facts, "warnings": warnings}))
     else:
@@ -98,12 +97,15 @@ def _facts(
     }
 
 
-def _device_facts(tier: TierPlan | None, about: str) -> dict[str, Any]:
+def _device_facts(device: DevicePlan | None, about: str) -> dict[str, Any]:
     """What the device holds; ``device`` is the line about it, null where none is used and nothing is to be said."""
     return {
         "device": about or None,
-        "tier_slots": tier.slots if tier else 0,
-        "tier_bytes": tier.nbytes if tier else 0,
+        "tier_slots": device.slots if device else 0,
+        "tier_bytes": device.nbytes if device else 0,
+        "device_layers": len(device.dense.layers) if device and device.dense else 0,
+        "device_head": bool(device and device.dense and device.dense.head),
+        "device_dense_bytes": device.dense_bytes if device else 0,
     }
 
 
@@ -135,7 +137,7 @@ def _memory_rows(plan: Plan, config: Config, full: int, window: int) -> list[Row
         ("  runtime", plan.runtime, "interpreter, compiled kernels, tokenizer, tables"),
     ]
     if plan.tier:
-        rows.append(("  for the device", plan.tier, "its process, and its experts where it shares this memory"))
+        rows.append(("  for the device", plan.tier, "its process, and what it holds where it shares this memory"))
     return [*rows, ("  all but the expert cache", plan.fixed_bytes, "")]
 
 
@@ -174,10 +176,15 @@ def _disk_rows(facts: dict[str, Any], plan: Plan) -> list[Row]:
 
 
 def _device_rows(facts: dict[str, Any], plan: Plan) -> list[Row]:
-    """The tier on a device, or why there is none."""
+    """What lives on a device, or why nothing does."""
     if not facts["device"]:
         return []
     rows: list[Row] = [("device", None, "GB")]
+    if facts["device_dense_bytes"]:
+        head = " and the head" if facts["device_head"] else ""
+        rows.append(
+            (f"  {facts['device_layers']} dense layers{head}", facts["device_dense_bytes"], "with their KV rows")
+        )
     every = plan.layers_with_experts * plan.experts_per_layer
     rows.append((f"  room for {facts['tier_slots']} experts", facts["tier_bytes"], f"of {every}; {facts['device']}"))
     return rows

@@ -11,7 +11,7 @@ import numpy as np
 
 from mimo_vk.errors import Cancelled, MimoError, UsageError
 from mimo_vk.formats import F32
-from mimo_vk.kv_cache import NO_ID, KvCache, Snapshot
+from mimo_vk.kv_cache import NO_ID, KvCache, RowsLost, Snapshot
 from mimo_vk.model import PictureRows, as_ids
 from mimo_vk.pictures import NONE, Pictures
 from mimo_vk.sampling import F64, Sampler, log_softmax
@@ -30,9 +30,10 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._cache = KvCache(engine.config, engine.ctx)
+        self._cache: KvCache = engine.new_cache()
         self._last: F32 | None = None  # the logits [1, V] after the last id of the live state
         self._snapshots: list[Snapshot] = []  # the least recently used first
+        self._pictures: PictureRows | None = None  # of the live state
         self._noted: dict[bytes, None] = {}  # digests, the oldest first
         self.finish_reason = ""
 
@@ -45,6 +46,7 @@ class Session:
         """Forget the live state. Snapshots stay until their rows are rewritten."""
         self._cache.rewind()
         self._last = None
+        self._pictures = None
 
     def prompt(
         self,
@@ -160,7 +162,11 @@ class Session:
         self.prompt(ids, pictures=pictures, live=False, on_picture=on_picture, cancel=cancel)
         assert self._last is not None
         snapshot = self._cache.snapshot(self._last)
-        return [self._read_option(snapshot, option, cancel) for option in options]
+        found = []
+        for option in options:
+            snapshot = self._back_to(snapshot, _checkpoint(cancel))
+            found.append(self._read_option(snapshot, option, cancel))
+        return found
 
     def note(self, ids: list[int]) -> bool:
         """Whether this beginning of a prompt was noted before; from now on it was. The last few hundred are kept."""
@@ -238,8 +244,6 @@ class Session:
 
     def _read_option(self, snapshot: Snapshot, option: list[int], cancel: Cancel | None) -> F64:
         limit = self._engine.vocab_limit
-        if self._cache.length != len(snapshot.ids):  # the option before this one has moved on
-            self._cache.restore(snapshot)
         self._last = snapshot.logits
         found = [log_softmax(snapshot.logits[-1], limit)[option[0]]]
         for rows in self._blocks(snapshot.ids + option[:-1], True, None, cancel):
@@ -248,6 +252,17 @@ class Session:
         if not np.isfinite(found).all():
             raise MimoError(f"the logits can't be read: an option's log-probabilities are {[float(f) for f in found]}")
         return np.array(found)
+
+    def _back_to(self, snapshot: Snapshot, checkpoint: Callable[[], None]) -> Snapshot:
+        """Make a snapshot the live state, or one like it where a device was lost with it."""
+        if self._cache.length == len(snapshot.ids):  # nothing has moved on
+            return snapshot
+        if self._cache.holds(snapshot):
+            self._cache.restore(snapshot)
+            return snapshot
+        self._cache.rewind()
+        self._reach(snapshot.ids, checkpoint)
+        return self._cache.snapshot(snapshot.logits)
 
     def _read(self, ids: list[int], on_progress: Progress | None, cancel: Cancel | None) -> None:
         """Feed what the live state lacks of ``ids``, for the logits of the last row only."""
@@ -281,13 +296,42 @@ class Session:
         self, block: list[int], every_row: bool | None, cancel: Cancel | None, pictures: PictureRows | None = None
     ) -> F32:
         """Feed one block; logits of every row, of the last row (False), or of none (None: an empty array)."""
-        h = self._engine.model.forward(as_ids(block), self._cache, _checkpoint(cancel), pictures)
+        if pictures is not None:
+            self._pictures = pictures
+        h = self._forward(block, _checkpoint(cancel), pictures)
         self._last = None
         if every_row is None:
             return h[:0]
         logits = self._engine.head(h if every_row else h[-1:])
         self._last = logits[-1:]
         return logits
+
+    def _forward(self, block: list[int], checkpoint: Callable[[], None], pictures: PictureRows | None) -> F32:
+        """The block's hidden rows. Where a device is lost with the live state's rows, they are read again first."""
+        ids = self._cache.ids
+        while True:
+            try:
+                return self._engine.model.forward(as_ids(block), self._cache, checkpoint, pictures)
+            except RowsLost:
+                self._lost()
+            self._reach(ids, checkpoint)
+
+    def _reach(self, ids: list[int], checkpoint: Callable[[], None]) -> None:
+        """Read what the live state lacks of ``ids``, which were read before; NO_ID stands for a kept picture's rows."""
+        pictures = self._pictures if NO_ID in ids else None
+        known = [max(0, i) for i in ids]
+        while (at := self._cache.length) < len(ids):
+            block = known[at : at + self._engine.chunk]
+            try:
+                self._engine.model.forward(as_ids(block), self._cache, checkpoint, pictures)
+            except RowsLost:
+                self._lost()
+
+    def _lost(self) -> None:
+        """The live state's rows are gone, and the snapshots' too."""
+        self._cache.forget()
+        self._snapshots.clear()
+        self._last = None
 
 
 def _checkpoint(cancel: Cancel | None) -> Callable[[], None]:

@@ -36,6 +36,8 @@ class Stats:
     expert_hits: int = 0
     expert_misses: int = 0
     bytes_read: int = 0
+    device_layers: int | None = None  # dense layers on the device; None where none were, 0 once it is lost
+    device_head: bool = False
     tier_slots: int | None = None  # experts that the device can hold; None without a device, 0 once it is lost
     tier_resident: int = 0
     tier_hits: int = 0  # experts that a forward pass used on the device
@@ -61,15 +63,22 @@ class Stats:
             f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1])
         )
         pictures = [f"pictures: {self.pictures} in {self.picture_seconds:.2f} s"] if self.pictures else []
+        dense = [] if self.device_layers is None else [self._dense_line()]
         tier = [] if self.tier_slots is None else [self._tier_line()]
         return [
             _phase("prompt", self.prefill_tokens, self.prefill_seconds) + f", {self.reused_tokens} tokens reused",
             _phase("answer", self.decode_tokens, self.decode_seconds),
             *pictures,
             f"experts in RAM: {share} of {reads}; read {self.bytes_read / 1e9:.2f} GB from disk",
+            *dense,
             *tier,
             f"time {busy:.2f} s: {parts}" if parts else f"time {busy:.2f} s",
         ]
+
+    def _dense_line(self) -> str:
+        if not self.device_layers and not self.device_head:
+            return "device: lost, the dense layers run on the CPU"
+        return f"device: holds {self.device_layers} dense layers" + (" and the head" if self.device_head else "")
 
     def _tier_line(self) -> str:
         used = self.tier_hits + self.expert_hits + self.expert_misses

@@ -32,16 +32,16 @@ class DeviceKvCache(KvCache):
         super().__init__(config, capacity)
         self._device = device
         self._all_windows = self._windows
-        self._on_device = False  # whether the live state has rows there
+        self.on_device = False  # whether the live state has rows there
 
     def begin(self) -> int:
         """As ``KvCache.begin``. Errors: RowsLost where the device no longer holds this state's rows."""
         usable = not self._device.gone
-        if self._on_device != usable or (usable and self._device.holder is not self):
+        if self.on_device != usable or (usable and self._device.holder is not self):
             if self.length:
                 raise RowsLost
             self.forget()
-            self._on_device = usable
+            self.on_device = usable
             self._windows = [i for i in self._all_windows if not usable or i not in self._device.layers]
             if usable:
                 self._device.take(self)
@@ -57,14 +57,14 @@ class DeviceKvCache(KvCache):
         """As ``KvCache.snapshot``."""
         saved = self._device.save(self.length) if self._held() else None
         base = super().snapshot(logits)
-        return DeviceSnapshot(base.ids, base.logits, base.rings, self._on_device, saved)
+        return DeviceSnapshot(base.ids, base.logits, base.rings, self.on_device, saved)
 
     def holds(self, snapshot: Snapshot) -> bool:
         """As ``KvCache.holds``: also whether the device still has what it saved."""
         assert isinstance(snapshot, DeviceSnapshot)
-        if snapshot.on_device != self._on_device or not super().holds(snapshot):
+        if snapshot.on_device != self.on_device or not super().holds(snapshot):
             return False
-        return not self._on_device or (self._held() and snapshot.saved is not None and snapshot.saved.valid)
+        return not self.on_device or (self._held() and snapshot.saved is not None and snapshot.saved.valid)
 
     def restore(self, snapshot: Snapshot) -> None:
         """As ``KvCache.restore``. A device that is lost meanwhile is noticed by the next block."""
@@ -75,4 +75,4 @@ class DeviceKvCache(KvCache):
 
     def _held(self) -> bool:
         """Whether the device has this state's rows."""
-        return self._on_device and not self._device.gone and self._device.holder is self
+        return self.on_device and not self._device.gone and self._device.holder is self

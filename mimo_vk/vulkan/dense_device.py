@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo_vk.formats import F32, DenseMatrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8
+from mimo_vk.stats import Stats
 from mimo_vk.vulkan.arena import BULK_WORDS, HEAD_ROWS, DenseArena
 from mimo_vk.vulkan.client import DeviceClient, TierGone
 from mimo_vk.vulkan.dense_layout import DenseLayout, MatrixPlace, Place
@@ -42,7 +43,8 @@ class DenseDevice:
         self.arena: DenseArena = client.dense_arena
         self.layers = frozenset(layout.layers)
         self.has_head = layout.head is not None
-        self.seconds = 0.0  # waited for dense layers and the head
+        self.max_rows = layout.shape.max_rows
+        self.seconds = 0.0  # waited for layers; the head's are the engine's to count
         self.holder: object | None = None  # the cache whose rows the device has
         self._layout = layout
         self._saves: list[weakref.ref[SavedRings] | None] = [None] * layout.shape.saves
@@ -56,6 +58,16 @@ class DenseDevice:
     def lost(self, error: TierGone) -> None:
         """The device can't be used any more."""
         self.client.drop(error)
+
+    def close(self) -> None:
+        """End the device process."""
+        self.client.close()
+
+    def count(self, stats: Stats) -> None:
+        """Write what there is, and the time that it took, into the engine's counters."""
+        stats.device_layers = 0 if self.gone else len(self.layers)
+        stats.device_head = self.has_head and not self.gone
+        stats.parts["device layers"] = self.seconds
 
     def send(self, weights: Weights, progress: Progress | None = None) -> None:
         """Send the weights of the device's layers. Errors: TierGone."""
@@ -124,14 +136,14 @@ class DenseDevice:
             rows = h[first : first + HEAD_ROWS]
             self.arena.h[: len(rows)] = rows
             self.client.ask("head", len(rows))
-            self.wait("head")
+            self.client.answer("head")
             out[first : first + len(rows)] = self.arena.logits[: len(rows)]
         return out
 
-    def wait(self, kind: str) -> None:
-        """Wait for all answers of a kind, and count the time. Errors: TierGone."""
+    def wait(self) -> None:
+        """Wait for all blocks' answers, and count the time. Errors: TierGone."""
         began = time.perf_counter()
-        self.client.answer(kind)
+        self.client.answer("layers")
         self.seconds += time.perf_counter() - began
 
 
@@ -139,7 +151,7 @@ class Block:
     """One block's way through the device's layers. Layers come in their order; the residual stays on the device."""
 
     def __init__(self, device: DenseDevice, start: int, rows: int) -> None:
-        device.wait("layers")  # of a block that was given up: its results must not come over this one's rows
+        device.wait()  # of a block that was given up: its results must not come over this one's rows
         self._device = device
         self._start = start
         self._rows = rows
@@ -174,7 +186,7 @@ class Block:
     def _flush(self) -> None:
         self._device.client.ask("layers", self._rows, self._start, self._steps)
         self._steps = []
-        self._device.wait("layers")
+        self._device.wait()
 
 
 def pieces(layout: DenseLayout, weights: Weights) -> Iterator[tuple[Place, int, Words]]:
