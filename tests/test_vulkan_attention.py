@@ -59,19 +59,19 @@ def ops(request: pytest.FixtureRequest) -> Iterator[DeviceAttention]:
 
 CASES = [
     Case(heads=4, kv=2, head_dim=40, v_dim=24, window=None, sink=True),
-    Case(heads=12, kv=4, head_dim=64, v_dim=8, window=128, sink=False),
+    Case(heads=3, kv=1, head_dim=64, v_dim=8, window=128, sink=False),
     Case(heads=3, kv=3, head_dim=33, v_dim=7, window=5, sink=True),
-    Case(heads=5, kv=1, head_dim=7, v_dim=133, window=40, sink=False),
+    Case(heads=2, kv=1, head_dim=7, v_dim=133, window=40, sink=False),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("length", [1, 33, 129])
+@pytest.mark.parametrize("length", [1, 30, 131])
 def test_blocks(ops: DeviceAttention, case: Case, length: int) -> None:
     """Cache rows that nobody wrote, or that a ring lost, hold NaN."""
     tensors = case.tensors(np.random.default_rng(length), length)
     expected = run_in_blocks(OPS, case, tensors, length)
-    for block, spare in ((length, 0), (64, 3), (7, 1)):
+    for block, spare in ((length, 0), (9, 3)):
         assert_same_bits(run_in_blocks(ops, case, tensors, block, spare), expected)
 
 
