@@ -33,6 +33,8 @@ _COUNTERS = {  # of /metrics, as Stats has them
     "prefill_tokens_total": "prefill_tokens",
     "prefill_seconds_total": "prefill_seconds",
     "reused_tokens_total": "reused_tokens",
+    "pictures_total": "pictures",
+    "picture_seconds_total": "picture_seconds",
     "decode_tokens_total": "decode_tokens",
     "decode_seconds_total": "decode_seconds",
     'expert_reads_total{place="ram"}': "expert_hits",

@@ -16,8 +16,10 @@ from mimo_vk.chat_format import ChatTemplate
 from mimo_vk.conversation import text_tools
 from mimo_vk.errors import CheckpointError
 from mimo_vk.formats import F32
+from mimo_vk.pictures import NONE, Pictures
 from mimo_vk.sampling import F64
 from mimo_vk.session import Cancel, Progress
+from mimo_vk.systemone_pictures import NO_PICTURES, Inlay
 from mimo_vk.systemone_request import Content, Fault, InvalidRequest, Question, Request
 from mimo_vk.tokenizer import Tokenizer
 
@@ -36,7 +38,7 @@ class Reader(Protocol):
     def pin(self) -> object: ...
 
     def read_options(
-        self, ids: list[int], options: Sequence[list[int]], *, cancel: Cancel | None = None
+        self, ids: list[int], options: Sequence[list[int]], *, pictures: Pictures = NONE, cancel: Cancel | None = None
     ) -> list[F64]: ...
 
     def note(self, ids: list[int]) -> bool: ...
@@ -48,11 +50,12 @@ class Asked:
 
     ids: list[int]
     options: list[list[int]]
+    pictures: Pictures = NONE
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A request's token ids. ``prefix`` and ``state`` are true beginnings of every question's prompt."""
+    """A request's token ids. ``prefix`` and ``state`` are true beginnings of the prompts that have no picture."""
 
     prefix: list[int]
     state: list[int]
@@ -61,7 +64,8 @@ class Prompts:
     @property
     def input_tokens(self) -> int:
         """Prompt tokens, those that all questions share counted once."""
-        return len(self.state) + sum(len(asked.ids) - len(self.state) for asked in self.questions.values())
+        shared = len(self.state)
+        return shared + sum(len(asked.ids) - (0 if asked.pictures else shared) for asked in self.questions.values())
 
     @property
     def output_tokens(self) -> int:
@@ -79,9 +83,11 @@ class Answers:
 
 
 def answer(engine: Any, session: Reader, request: Request, *, cancel: Cancel | None = None) -> Answers:
-    """Answer every question of a request. InvalidRequest where a prompt is too long for the context."""
+    """Answer every question of a request. InvalidRequest where a prompt is too long for the context; ImageError."""
     tokenizer, template = text_tools(engine)
-    prompts = tokenise(tokenizer, template, request, engine.ctx)
+    tools = engine.picture_tools if request.assets else None
+    pictures = {name: tools.picture(data) for name, data in request.assets.items()} if tools else {}
+    prompts = tokenise(tokenizer, template, request, engine.ctx, Inlay(pictures, tools))
     found = read(session, prompts, request.pin_state, cancel)
     return Answers(answers_of(request, found), prompts.input_tokens, prompts.output_tokens)
 
@@ -103,10 +109,12 @@ def question_text(question: Question) -> str:
     return "\n".join([*lines, closing] if closing else lines)
 
 
-def tokenise(tokenizer: Tokenizer, template: ChatTemplate, request: Request, ctx: int) -> Prompts:
+def tokenise(
+    tokenizer: Tokenizer, template: ChatTemplate, request: Request, ctx: int, inlay: Inlay = NO_PICTURES
+) -> Prompts:
     """The request's prompts: one user turn each, and the assistant's cue with thinking off.
 
-    InvalidRequest where ``ctx`` tokens can't hold them.
+    InvalidRequest where ``ctx`` tokens can't hold them. inlay: the request's assets.
 
     Every prompt is tokenised whole. What they share is found among the ids, since a text cut in two may be cut into
     other tokens; so a snapshot of the shared part is the state that each prompt passes through when read cold.
@@ -115,19 +123,20 @@ def tokenise(tokenizer: Tokenizer, template: ChatTemplate, request: Request, ctx
     if not open_questions:
         return Prompts([], [], {})
     end = end_of_turn(tokenizer, template)
-    shared = request.prefix + as_text(request.state) + "\n\n"
-    opened = _opened(tokenizer, template, shared)
+    shared = request.prefix + as_text(inlay.marked(request.state)) + "\n\n"
+    opened = _opened(tokenizer, template, inlay.text_alone(shared))
     if len(opened) > ctx + _SLACK:  # before it is tokenised again with each question
         msg = f"{len(opened)} tokens are more than the context of {ctx}"
         raise InvalidRequest([Fault(("body", "state"), msg, "context_length_exceeded")])
     questions = {}
     for name, question in open_questions.items():
-        turns = [{"role": "user", "content": shared + question_text(question)}]
-        ids = template.prompt_ids(tokenizer, turns, enable_thinking=False)
-        questions[name] = Asked(ids, options_ids(tokenizer, question, end))
+        text = shared + question_text(inlay.marked_question(question))
+        ids, pictures = inlay.prompt(tokenizer, template, text)
+        questions[name] = Asked(ids, options_ids(tokenizer, question, end), pictures)
     check_room(questions, ctx)
-    state = common_prefix([opened, *(asked.ids for asked in questions.values())])
-    prefix = common_prefix([_opened(tokenizer, template, request.prefix), state]) if request.prefix else []
+    resumed = [asked.ids for asked in questions.values() if not asked.pictures]
+    state = common_prefix([opened, *resumed]) if resumed else []  # a picture in it is in every question's prompt
+    prefix = common_prefix([_opened(tokenizer, template, request.prefix), state]) if request.prefix and resumed else []
     return Prompts(prefix, state, questions)
 
 
@@ -178,14 +187,16 @@ def read(
     """Each question's options as log-probabilities of their ids. The prefix is pinned; the state where it is of use."""
     if not prompts.questions:
         return {}
-    came_before = session.note(prompts.state)
-    pinned = (len(prompts.questions) > 1 or came_before) if pin_state is None else pin_state
+    came_before = bool(prompts.state) and session.note(prompts.state)
+    readers = sum(not asked.pictures for asked in prompts.questions.values())
+    pinned = (readers > 1 or came_before) if pin_state is None else pin_state
     for ids in (prompts.prefix, prompts.state if pinned else []):
         if ids:
             session.prompt(ids, live=False, cancel=cancel)
             session.pin()
     return {
-        name: session.read_options(asked.ids, asked.options, cancel=cancel) for name, asked in prompts.questions.items()
+        name: session.read_options(asked.ids, asked.options, pictures=asked.pictures, cancel=cancel)
+        for name, asked in prompts.questions.items()
     }
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mimo_vk.errors import UsageError
+from mimo_vk.errors import ImageError, UsageError
+from mimo_vk.image_data import from_base64
 from mimo_vk.tokenizer import lone_surrogate
 
 Content = str | Mapping[str, Any] | Sequence[Any]
@@ -74,7 +75,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Request:
-    """What to read and what to ask. pin_state None: the state's snapshot is taken where it is of use."""
+    """What to read and what to ask. pin_state None: the state's snapshot is taken where it is of use.
+
+    assets: pictures' files by the placeholder that stands for each in a text.
+    """
 
     state: Content
     questions: Mapping[str, Question]
@@ -82,10 +86,14 @@ class Request:
     prefix: str = ""
     pin_state: bool | None = None
     normalize: Literal["sum", "mean"] = "sum"
+    assets: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def parse_request(body: Any) -> Request:
-    """A decoded JSON body as a Request. InvalidRequest holds every fault; null equals absent in optional fields."""
+def parse_request(body: Any, parts: Mapping[str, bytes] | None = None) -> Request:
+    """A decoded JSON body as a Request. parts: of a form, by name, for the assets.
+
+    InvalidRequest holds every fault; null equals absent in optional fields.
+    """
     if not isinstance(body, dict):
         raise InvalidRequest([Fault(("body",), f"expected an object, found {_kind(body)}", "model_attributes_type")])
     reader = _Reader()
@@ -97,8 +105,11 @@ def parse_request(body: Any) -> Request:
         prefix=reader.optional(body, "prefix", str, "a string") or "",
         pin_state=reader.optional(body, "pin_state", bool, "true or false"),
         normalize=reader.normalize(body),
+        assets=reader.assets(body, parts or {}),
     )
-    reader.assets(body)
+    for name in request.assets:
+        if not any(_holds(text, name) for text in _texts(request)):
+            reader.fault(("body", "assets", name), "no text of the request holds this placeholder", "asset_unused")
     reader.known_only(body, (*_FIELDS, *_HARMLESS), ("body",))
     if reader.faults:
         raise InvalidRequest(reader.faults)
@@ -139,9 +150,53 @@ class _Reader:
             self.fault(("body", "normalize"), f'expected "sum" or "mean", found {_shown(value)}', "literal_error")
         return "mean"
 
-    def assets(self, body: dict[str, Any]) -> None:
-        if body.get("assets") is not None:
-            self.fault(("body", "assets"), "assets (pictures) are not supported by this server yet", "not_supported")
+    def assets(self, body: dict[str, Any], parts: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Pictures' files by placeholder."""
+        loc: Where = ("body", "assets")
+        found = {} if body.get("assets") is None else body["assets"]
+        if not isinstance(found, dict):
+            self.fault(loc, f"expected an object of pictures by placeholder, found {_kind(found)}", "dict_type")
+            found = {}
+        used = [item.get("part") for item in found.values() if isinstance(item, dict)]
+        for name in parts:
+            if name not in used:
+                self.fault(("body",), f"the form has a part {name[:40]!r} that no asset names", "multipart_invalid")
+        read = {name: self.asset(item, name, (*loc, name), parts) for name, item in found.items()}
+        return {name: data for name, data in read.items() if data is not None}
+
+    def asset(self, item: Any, name: str, loc: Where, parts: Mapping[str, bytes]) -> bytes | None:
+        """A picture's file, from a form's part or from base64; None after a fault."""
+        before = len(self.faults)
+        self.text_faults(name, loc)
+        if not name:
+            self.fault(loc, "expected a placeholder, found nothing", "too_short")
+        if not isinstance(item, dict):
+            self.fault(loc, f"expected an object, found {_kind(item)}", "model_attributes_type")
+            return None
+        self.known_only(item, ("type", "format", "data_base64", "part"), loc)
+        if item.get("type") not in (None, "image"):
+            self.fault((*loc, "type"), f'expected "image", found {_shown(item["type"])}', "literal_error")
+        for key in ("format", "data_base64", "part"):  # the format is only a name: the content tells what it is
+            if not isinstance(item.get(key), str | None):
+                self.fault((*loc, key), f"expected a string, found {_kind(item[key])}", "string_type")
+        if len(self.faults) > before:
+            return None
+        return self.asset_data(item, loc, parts)
+
+    def asset_data(self, item: dict[str, Any], loc: Where, parts: Mapping[str, bytes]) -> bytes | None:
+        part, text = item.get("part"), item.get("data_base64")
+        if part is not None:
+            if part not in parts:
+                self.fault((*loc, "part"), f"the request has no part named {_shown(part)}", "value_error")
+            return parts.get(part)
+        if text is None:
+            self.fault(loc, "Field required: data_base64 or part", "missing")
+            return None
+        try:
+            return from_base64(text)
+        except ImageError as error:
+            self.fault((*loc, "data_base64"), str(error), "value_error")
+            return None
 
     def known_only(self, found: Mapping[str, Any], known: Sequence[str], loc: Where) -> None:
         for key in found:
@@ -253,6 +308,29 @@ class _Reader:
                 found = [(item, (*where, key)) for key, item in items]
                 keys = [(key, where) for key in value] if isinstance(value, dict) else []
                 waiting += reversed(keys + found)
+
+
+def _holds(content: Any, placeholder: str) -> bool:
+    """Whether a string in a JSON value holds the placeholder."""
+    waiting: list[Any] = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if placeholder in value:
+                return True
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, Sequence):
+            waiting += value
+    return False
+
+
+def _texts(request: Request) -> Iterator[Content | None]:
+    """Where placeholders count."""
+    yield request.state
+    for question in request.questions.values():
+        yield question.instructions
+        yield from (option.description for option in question.options)
 
 
 def _printable(where: Where) -> Where:

@@ -256,7 +256,9 @@ def test_results_in_any_order_make_the_same_prompt(echo_server: LiveServer) -> N
         ("chat_template_kwargs.colour", {"chat_template_kwargs": {"colour": "red"}}),
         ("messages", {"messages": []}),
         ("messages[0]", {"messages": [{"role": "bot", "content": "x"}]}),
-        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]}),
+        ("messages[0].content[0].image_url", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
         (
             "messages[0].tool_calls[0].function.arguments",

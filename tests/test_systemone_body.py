@@ -30,19 +30,19 @@ PICTURE = Part("asset-0", "image/png", b"\x89PNG\r\n\x1a\n--\r\n\r\n\x00", "asse
 
 
 def test_plain_compressed_and_as_a_form() -> None:
-    assert decoded({"content-type": "application/json"}, JSON) == BODY
-    assert decoded({}, JSON) == BODY
-    assert decoded({"content-encoding": "ZSTD"}, zstd.compress(JSON)) == BODY
-    assert decoded({"content-encoding": "identity"}, JSON) == BODY
+    assert decoded({"content-type": "application/json"}, JSON) == (BODY, {})
+    assert decoded({}, JSON) == (BODY, {})
+    assert decoded({"content-encoding": "ZSTD"}, zstd.compress(JSON)) == (BODY, {})
+    assert decoded({"content-encoding": "identity"}, JSON) == (BODY, {})
     headers, data = form(REQUEST)
-    assert decoded(headers, data) == BODY
-    assert decoded({**headers, "content-encoding": "zstd"}, zstd.compress(data)) == BODY
+    assert decoded(headers, data) == (BODY, {})
+    assert decoded({**headers, "content-encoding": "zstd"}, zstd.compress(data)) == (BODY, {})
 
 
 def test_a_form_with_pictures_gives_the_request_that_names_them() -> None:
     body = {**BODY, "assets": {"x": {"type": "image", "part": "asset-0"}}}
     headers, data = form(Part("request", "application/json", json.dumps(body).encode()), PICTURE)
-    assert decoded(headers, data) == body
+    assert decoded(headers, data) == (body, {"asset-0": PICTURE.content})
 
 
 def test_several_frames_are_one_body() -> None:
@@ -92,7 +92,7 @@ def test_an_unknown_encoding_is_refused() -> None:
         ({"content-type": "multipart/form-data; boundary=x"}, JSON, "multipart_invalid", "cut off"),
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x--\r\n", "multipart_invalid", "named request"),
         (*form(PICTURE, REQUEST), "multipart_invalid", "named request"),
-        (*form(REQUEST, PICTURE), "multipart_invalid", "'asset-0' that no asset names"),
+        (*form(REQUEST, PICTURE, PICTURE), "multipart_invalid", "two parts of one name"),
         (
             {"content-type": "multipart/form-data; boundary=x"},
             b"--x\r\nContent-Type: a/b\r\n\r\n\r\n--x--",

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mimo_vk.chat_format import ChatTemplate
-from mimo_vk.config import load_config, load_generation_config
+from mimo_vk.config import Config, load_config, load_generation_config
 from mimo_vk.engine import shipped_model
 from mimo_vk.errors import CheckpointError, UsageError
+from mimo_vk.pictures import PictureTools, load_tools
 from mimo_vk.server.turns import Turns
 from mimo_vk.settings import Settings
 from mimo_vk.tokenizer import Tokenizer
+
+log = logging.getLogger("mimo_vk")
 
 
 class Front:
@@ -36,6 +41,7 @@ class Front:
         self.seed = settings.seed
         self.tokenizer = Tokenizer.load(model_dir)
         self.template = _template(model_dir)
+        self.picture_tools, self.no_pictures = _picture_tools(model_dir, config, settings)
         ends = [text for text, token in self.tokenizer.control.items() if token.id in self.stop_ids]
         self.turns = Turns(self.tokenizer, ends)
 
@@ -79,6 +85,17 @@ class Front:
         fits = f"{param} {room} would fit" if room > 0 else "the prompt alone leaves no room"
         asked = f" and {param} {wanted}" if wanted is not None else ""
         raise UsageError(f"{tokens} prompt tokens{asked} are more than the context of {self.ctx} tokens holds: {fits}")
+
+
+def _picture_tools(model_dir: Path, config: Config, settings: Settings) -> tuple[PictureTools | None, str]:
+    """What finds room for pictures; or None and why there can't be any: text can still be served."""
+    try:
+        return load_tools(model_dir, config, settings), ""
+    except UsageError as error:
+        return None, str(error)
+    except CheckpointError as error:  # its text names files of the server's
+        log.warning("no pictures can be read: %s", error)
+        return None, "this model is served without pictures: its preprocessor_config.json can't be used"
 
 
 def _template(model_dir: Any) -> ChatTemplate | None:

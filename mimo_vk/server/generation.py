@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled
+from mimo_vk.pictures import NONE, Pictures
 from mimo_vk.server.chooser import Chooser
 from mimo_vk.server.completion_text import AnswerText, CompletionText, Piece
 from mimo_vk.server.jobs import Cancel, Emit
@@ -64,13 +65,15 @@ class ChatJob:
     may_think: bool = True
     single_call: bool = False
     top_logprobs: int | None = None
+    pictures: Pictures = NONE
 
     def run(self, engine: Engine, session: Session, emit: Emit, cancel: Cancel) -> Ended:
         """Read the prompt, snapshot it for a turn that goes on from here in another way, and generate."""
         tokenizer, choice = _tokenizer(engine), self.choice
         before = engine.stats.reused_tokens
-        logits = session.prompt(self.prompt_ids, cancel=cancel)
-        session.pin()
+        logits = session.prompt(self.prompt_ids, pictures=self.pictures, cancel=cancel)
+        if not self.pictures:
+            session.pin()
         emit(Begun(len(self.prompt_ids), engine.stats.reused_tokens - before))
         chooser = Chooser(
             choice.temperature,

@@ -1,18 +1,22 @@
-"""A request's messages and tools as the chat template takes them."""
+"""A request's messages and tools as the chat template takes them, its pictures apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from mimo_vk.errors import ImageError
+from mimo_vk.image_data import picture_of
+from mimo_vk.pictures import image_part
 from mimo_vk.server.errors import bad_request
-from mimo_vk.server.schemas import AssistantMessage, TextPart, ToolMessage
+from mimo_vk.server.schemas import AssistantMessage, ImagePart, TextPart, ToolMessage
 
 
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Checked messages as plain ones: developer is system, parts are joined, results stand in their calls' order.
+    """Checked messages as plain ones: developer is system, texts are joined, results stand in their calls' order.
 
-    ApiError 400 for a result that answers no call.
+    A message with pictures keeps its parts, each picture as ``image_part``. ApiError 400 for a result that answers no
+    call, and for a picture that isn't a data: URI.
     """
     out: list[dict[str, Any]] = []
     calls: list[str] = []  # of the last assistant turn
@@ -22,12 +26,12 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
             place = _place(message, calls, f"messages[{i}].tool_call_id")
             if any(place == other for other, _ in results):
                 raise bad_request(f"messages[{i}].tool_call_id", "this call has a result already")
-            results.append((place, _plain(message)))
+            results.append((place, _plain(message, f"messages[{i}]")))
             continue
         out += _in_order(results)
         results = []
         calls = [call.id for call in message.tool_calls or ()] if isinstance(message, AssistantMessage) else []
-        out.append(_plain(message))
+        out.append(_plain(message, f"messages[{i}]"))
     return out + _in_order(results)
 
 
@@ -51,9 +55,9 @@ def _in_order(results: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]
     return [message for _, message in sorted(results, key=lambda result: result[0])]
 
 
-def _plain(message: Any) -> dict[str, Any]:
+def _plain(message: Any, where: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message.content)}
+    plain: dict[str, Any] = {"role": role, "content": _content(message.content, where)}
     if message.name is not None:
         plain["name"] = message.name
     if isinstance(message, AssistantMessage):
@@ -69,7 +73,23 @@ def _plain(message: Any) -> dict[str, Any]:
     return plain
 
 
-def _text(content: str | list[TextPart] | None) -> str:
-    if isinstance(content, list):
-        return "".join(part.text for part in content)
-    return content or ""
+def _content(content: str | list[TextPart | ImagePart] | None, where: str) -> str | list[dict[str, Any]]:
+    if not isinstance(content, list):
+        return content or ""
+    if any(isinstance(part, ImagePart) for part in content):
+        return [_part(part, url_place(where, i)) for i, part in enumerate(content)]
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def url_place(message: str, part: int) -> str:
+    """The field that holds a picture."""
+    return f"{message}.content[{part}].image_url.url"
+
+
+def _part(part: TextPart | ImagePart, where: str) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    try:
+        return {**image_part(picture_of(part.image_url.url)), "where": where}
+    except ImageError as error:
+        raise bad_request(where, str(error)) from None

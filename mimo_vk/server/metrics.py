@@ -18,6 +18,8 @@ ENGINE = {
     "bytes_read": ("disk_read_bytes_total", "", "bytes of experts read from disk"),
     "prefill_tokens": ("prefill_tokens_total", "", "prompt tokens computed"),
     "prefill_seconds": ("prefill_seconds_total", "", "time spent on prompts"),
+    "pictures": ("pictures_total", "", "pictures that the tower was shown"),
+    "picture_seconds": ("picture_seconds_total", "", "time spent on pictures"),
     "decode_tokens": ("decode_tokens_total", "", "answer tokens computed"),
     "decode_seconds": ("decode_seconds_total", "", "time spent on answers"),
 }

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mimo_vk.errors import UsageError
+from mimo_vk.errors import ImageError, UsageError
+from mimo_vk.pictures import NONE, Picture, Pictures, bare
 from mimo_vk.server.body import parse_json, read_body
 from mimo_vk.server.completion_text import Delta
 from mimo_vk.server.errors import ApiError, bad_request
@@ -68,12 +69,14 @@ def prepare(front: Front, wanted: ChatRequest, body: dict[str, Any]) -> Prepared
     tools, names = tools_of(wanted, body)
     thinking, variables = template_variables(front, wanted)
     messages = plain_messages(wanted.messages)
-    front.check_length(sum(len(message["content"]) for message in messages), "messages")
+    pictures = pictures_of(front, messages)
+    messages, _ = bare(messages)
+    front.check_length(sum(map(_characters, messages)), "messages")
     try:
         rendered = front.render(messages, tools, thinking, variables)
+        ids, placed = prompt_ids(front, rendered, pictures)
     except UsageError as error:
         raise _named(error) from None
-    ids = front.turns.prompt_ids(rendered)
     limit = wanted.max_completion_tokens if wanted.max_completion_tokens is not None else wanted.max_tokens
     name = "max_tokens" if wanted.max_completion_tokens is None else "max_completion_tokens"
     choice = Choice(
@@ -92,8 +95,37 @@ def prepare(front: Front, wanted: ChatRequest, body: dict[str, Any]) -> Prepared
         may_think=not rendered.endswith(END_THINK),
         single_call=wanted.parallel_tool_calls is False,
         top_logprobs=(wanted.top_logprobs or 0) if wanted.logprobs else None,
+        pictures=placed,
     )
     return Prepared(job, rendered)
+
+
+def pictures_of(front: Front, messages: Sequence[dict[str, Any]]) -> list[Picture]:
+    """The messages' pictures with their sizes, from their headers. ApiError names the field that is at fault."""
+    found = []
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] != "image":
+                continue
+            if front.picture_tools is None:
+                raise bad_request(part["where"], front.no_pictures, "unsupported_content")
+            try:
+                found.append(front.picture_tools.picture(part["data"]))
+            except ImageError as error:
+                raise bad_request(part["where"], str(error)) from None
+    return found
+
+
+def prompt_ids(front: Front, rendered: str, pictures: list[Picture]) -> tuple[list[int], Pictures]:
+    """A rendered prompt's ids, and where its pictures are. A prompt with a picture goes on from nothing."""
+    if front.picture_tools is None or not pictures:
+        return front.turns.prompt_ids(rendered), NONE
+    return front.picture_tools.place(front.tokenizer.encode_rendered(rendered), pictures)
+
+
+def _characters(message: dict[str, Any]) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def tools_of(wanted: ChatRequest, body: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, tuple[str, ...]]:
@@ -209,7 +241,8 @@ class Reply:
             self._calls += len(item.calls)
             yield item
         job = self._prepared.job
-        self._front.turns.remember(self._prepared.rendered, job.prompt_ids, task.result.ids)
+        if not job.pictures:  # the text alone doesn't say which they were
+            self._front.turns.remember(self._prepared.rendered, job.prompt_ids, task.result.ids)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._front.model_id}

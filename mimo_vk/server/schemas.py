@@ -38,6 +38,16 @@ class TextPart(Strict):
     text: str
 
 
+class ImageUrl(Strict):
+    url: str
+    detail: Literal["auto", "high"] | None = None  # a picture is never read coarser than the limits ask
+
+
+class ImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 def _content_tag(value: Any) -> str | None:
     return "<string>" if isinstance(value, str) else ("<parts>" if isinstance(value, list) else None)
 
@@ -45,6 +55,26 @@ def _content_tag(value: Any) -> str | None:
 # Tags of unions stand in angle brackets, so that they can be taken out of a field's path.
 Content = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Discriminator(
+        _content_tag, custom_error_type="content_type", custom_error_message="expected a string or a list of parts"
+    ),
+]
+
+
+_PARTS = {"text": "<text>", "image_url": "<image>"}
+
+
+def _part_tag(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return _PARTS.get(kind) if isinstance(kind, str) else None
+
+
+UserPart = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(_part_tag, custom_error_type="part_type", custom_error_message="expected a text or image_url part"),
+]
+UserContent = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[UserPart], Tag("<parts>")],
     Discriminator(
         _content_tag, custom_error_type="content_type", custom_error_message="expected a string or a list of parts"
     ),
@@ -71,7 +101,7 @@ class SystemMessage(Strict):
 
 class UserMessage(Strict):
     role: Literal["user"]
-    content: Content | None = None
+    content: UserContent | None = None
     name: str | None = None
 
 
@@ -301,6 +331,9 @@ def _refusal(errors: list[Any]) -> ApiError:
         name, colon, rest = text.partition(": ")
         path, text = (path, text) if path or not colon else (name, rest)
         return ApiError(400, f"{path}: {text}", param=path or None, code="invalid_value")
+    if kind == "part_type" and isinstance(first["input"], dict):
+        first = {**first, "input": first["input"].get("type")}
+        path += ".type"
     if path.endswith("].type") and ".content[" in path:
         path = path.removesuffix(".type")
         return ApiError(400, f"{path}: {_part_refusal(first['input'])}", param=path, code="unsupported_content")
@@ -317,8 +350,9 @@ def _in_our_words(message: str) -> str:
 
 
 def _part_refusal(found: Any) -> str:
-    pictures = ": this model is served without pictures" if found == "image_url" else ""
-    return f"{_shown(found)} parts are not supported{pictures}, only text is"
+    if found == "image_url":
+        return "pictures stand in the messages of a user only"
+    return f"{_shown(found)} parts are not supported, only text and, of a user's, image_url are"
 
 
 def field_path(loc: tuple[int | str, ...]) -> str:

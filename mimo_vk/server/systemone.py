@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mimo_vk.engine import Engine
-from mimo_vk.errors import CheckpointError, UsageError
+from mimo_vk.errors import CheckpointError, ImageError, UsageError
 from mimo_vk.sampling import F64
 from mimo_vk.server.body import read_body
 from mimo_vk.server.errors import ApiError, envelope
@@ -23,6 +23,7 @@ from mimo_vk.server.responses import Json, unless_gone
 from mimo_vk.server.systemone_body import decoded
 from mimo_vk.session import Session
 from mimo_vk.systemone import Prompts, answers_of, read, tokenise
+from mimo_vk.systemone_pictures import NO_PICTURES, Inlay
 from mimo_vk.systemone_request import Fault, InvalidRequest, Request, parse_request
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ async def endpoint(context: Context, request: HttpRequest, record: Record) -> Re
     record.asked(lambda: asdict(wanted))
     found = Found({}, 0)
     if prompts.questions:
-        found = await unless_gone(request, context.worker.call(SystemOneJob(prompts, wanted.pin_state)))
+        try:
+            found = await unless_gone(request, context.worker.call(SystemOneJob(prompts, wanted.pin_state)))
+        except ImageError as error:  # its header was sound
+            return invalid(InvalidRequest([Fault(("body", "assets"), str(error), "image_invalid")]))
     record.prompt_tokens = prompts.input_tokens
     record.cached_tokens = max(0, prompts.input_tokens - found.prompt_tokens_fed)
     usage = {"input_tokens": prompts.input_tokens, "output_tokens": prompts.output_tokens, "cost": 0}
@@ -81,11 +85,11 @@ async def endpoint(context: Context, request: HttpRequest, record: Record) -> Re
 
 def check(front: Front, headers: Mapping[str, str], body: bytes) -> tuple[Request, Prompts]:
     """A body as a request and its prompts. InvalidRequest holds all that is wrong with it; ApiError 413, 415."""
-    wanted = parse_request(decoded(headers, body))
+    wanted = parse_request(*decoded(headers, body))
     if front.template is None:
         raise InvalidRequest([Fault(("body",), "this checkpoint has no chat template to ask with", "not_supported")])
     try:
-        return wanted, tokenise(front.tokenizer, front.template, wanted, front.ctx)
+        return wanted, tokenise(front.tokenizer, front.template, wanted, front.ctx, inlay_of(front, wanted))
     except InvalidRequest:
         raise
     except CheckpointError:  # its text names a file
@@ -93,6 +97,23 @@ def check(front: Front, headers: Mapping[str, str], body: bytes) -> tuple[Reques
         raise InvalidRequest([Fault(("body",), message, "not_supported")]) from None
     except UsageError as error:  # the template's own refusal
         raise InvalidRequest([Fault(("body",), str(error), "template")]) from None
+
+
+def inlay_of(front: Front, wanted: Request) -> Inlay:
+    """The request's pictures with their sizes, from their headers. InvalidRequest names each that can't be used."""
+    tools, pictures, faults = front.picture_tools, {}, []
+    if not wanted.assets:
+        return NO_PICTURES
+    if tools is None:
+        raise InvalidRequest([Fault(("body", "assets"), front.no_pictures, "not_supported")])
+    for name, data in wanted.assets.items():
+        try:
+            pictures[name] = tools.picture(data)
+        except ImageError as error:
+            faults.append(Fault(("body", "assets", name), str(error), "image_invalid"))
+    if faults:
+        raise InvalidRequest(faults)
+    return Inlay(pictures, tools)
 
 
 def invalid(error: InvalidRequest) -> Response:
@@ -146,7 +167,19 @@ SCHEMA: dict[str, Any] = {
         "prefix": {"type": ["string", "null"]},
         "pin_state": {"type": ["boolean", "null"]},
         "normalize": {"enum": ["sum", "mean", None]},
-        "assets": {"type": "null"},
+        "assets": {
+            "type": ["object", "null"],
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    "type": {"enum": ["image", None]},
+                    "format": {"type": ["string", "null"]},
+                    "data_base64": {"type": ["string", "null"]},
+                    "part": {"type": ["string", "null"]},
+                },
+            },
+        },
         "user": {},
         "metadata": {},
         "store": {},

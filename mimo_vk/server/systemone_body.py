@@ -22,20 +22,19 @@ from mimo_vk.systemone_request import Fault, InvalidRequest
 _WINDOW_LOG = 25  # a compressed body may refer back as far as the largest body is long
 
 
-def decoded(headers: Mapping[str, str], data: bytes, limit: int = LIMIT) -> Any:
-    """The JSON of a body. InvalidRequest where there is none; ApiError 413 and 415."""
+def decoded(headers: Mapping[str, str], data: bytes, limit: int = LIMIT) -> tuple[Any, dict[str, bytes]]:
+    """The JSON of a body and a form's other parts by name. InvalidRequest where there is none; ApiError 413 and 415."""
     data = decompressed(headers.get("content-encoding", ""), data, limit)
     boundary = _boundary(headers.get("content-type", ""))
     if boundary is None:
-        return parse_json(data)
+        return parse_json(data), {}
     parts = list(split_form(data, boundary))
     if not parts or parts[0][0] != "request":
         _refuse("multipart_invalid", "the form's first part must be named request")
-    body = parse_json(parts[0][1])
-    if not (isinstance(body, dict) and body.get("assets") is not None):  # assets have a refusal of their own
-        for name, _ in parts[1:]:
-            _refuse("multipart_invalid", f"the form has a part {name[:40]!r} that no asset names")
-    return body
+    pictures = dict(parts[1:])
+    if len(pictures) < len(parts) - 1:
+        _refuse("multipart_invalid", "the form has two parts of one name")
+    return parse_json(parts[0][1]), pictures
 
 
 def decompressed(encoding: str, data: bytes, limit: int = LIMIT) -> bytes:
