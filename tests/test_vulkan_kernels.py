@@ -15,6 +15,7 @@ import pytest
 
 from cpu_fallback import elementary
 from mimo_vk.formats import MatrixMXFP4
+from mimo_vk.vulkan import expert_slabs
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.device import Device, DeviceError, Program, view
 from mimo_vk.vulkan.device_check import NAMES, check_arithmetic, expected_results, run_probe
@@ -110,14 +111,18 @@ def test_a_device_with_other_arithmetic_is_refused(device: Device, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["CPU", "discrete GPU"])
-@pytest.mark.parametrize("shape", [(32, 32), (256, 64), (288, 544)], ids=str)
-def test_every_bit_of_an_experts_results(device: Device, kind: str, shape: tuple[int, int]) -> None:
-    """Several slabs of 2 slots, one row and several, in both ways of filling a slab."""
+@pytest.mark.parametrize(("shape", "sizes"), [((32, 32), [15]), ((256, 64), [3, 15]), ((288, 544), [3, 15])], ids=str)
+def test_every_bit_of_an_experts_results(
+    device: Device, kind: str, shape: tuple[int, int], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several slabs of 2 slots, one row and several, programs of one size and of two, both ways of filling a slab."""
+    monkeypatch.setattr(expert_slabs, "SMALL_STEP", 20_000)  # 15 pairs of 256 + 32 floats, but not of 256 + 256
     hidden, inner = shape
     rng = np.random.default_rng(hidden)
     tier = TierShape(hidden, inner, top_k=3, max_rows=5, staging=1)
     small = replace(device.info, kind=kind, max_buffer=max(2 * tier.layout.slot_bytes, 1 << 16))
     slabs, experts = filled(device, small, tier, 5, rng)
+    assert [buffers.pairs for buffers in slabs.buffers] == sizes
     x = random_x(rng, 5, hidden)
     x[1, :7] = [0.0, -0.0, 1e-42, -3e-39, 1e-20, 2.0**100, -1.0]
     every = np.array([(slot, row) for slot in range(5) for row in range(5)], np.uint32)

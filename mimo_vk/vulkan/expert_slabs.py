@@ -18,6 +18,7 @@ SHARED_SLAB = 256 << 20  # bytes of a slab that the host writes: its memory is t
 OWN_SLAB = 1 << 30
 TRACKS = 8  # groups in y on a device with its own cores: pairs computed side by side
 COPY_GROUPS = 256
+SMALL_STEP = 64 << 10  # bytes of a step's activations and results that cost less to copy than to compile for twice
 
 
 class Buffers:
@@ -54,13 +55,18 @@ class ExpertSlabs:
         self.table = device.host(2 + 2 * shape.max_pairs, np.uint32)
         self._x = device.host(words) if self._host else device.device(words)
         self._send_x = None if self._host else device.upload([self._x])
-        sizes = sorted({shape.top_k, shape.max_pairs})
-        self.buffers = [Buffers(device, shape, pairs) for pairs in sizes]
+        self.buffers = [Buffers(device, shape, pairs) for pairs in self._step_sizes()]
         self.slabs: list[Slab] = []
         if not self._host:
             self._staging = device.host(self._layout.slot_bytes // 4, np.uint32)
             self._place = device.host(4, np.uint32)
             self._copies: list[Program] = []
+
+    def _step_sizes(self) -> list[int]:
+        """Pairs that the programs are made for: a row's, and as many as there may be. Each step copies its whole size."""
+        shape = self._shape
+        largest = 4 * shape.max_pairs * (self._layout.act_rounds * ROUND + shape.hidden)
+        return sorted({shape.max_pairs} if largest <= SMALL_STEP else {shape.top_k, shape.max_pairs})
 
     @property
     def slots(self) -> int:
