@@ -63,7 +63,7 @@ class ExpertSlabs:
             self._copies: list[Program] = []
 
     def _step_sizes(self) -> list[int]:
-        """Pairs that the programs are made for: a row's, and as many as there may be. Each step copies its whole size."""
+        """Pairs that programs are made for: a row's, and as many as there may be. A step copies its whole size."""
         shape = self._shape
         largest = 4 * shape.max_pairs * (self._layout.act_rounds * ROUND + shape.hidden)
         return sorted({shape.max_pairs} if largest <= SMALL_STEP else {shape.top_k, shape.max_pairs})
