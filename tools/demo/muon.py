@@ -83,9 +83,11 @@ class Muon:
     def step(self, factor: float) -> None:
         self.steps += 1
         for name, weight in self.matrices.items():
-            self._muon(name, weight, self.lr * factor)
+            if weight.grad is not None:  # the tower has none in a step without pictures
+                self._muon(name, weight, self.lr * factor)
         for name, weight in self.others.items():
-            self._adam(name, weight, self.adam_lr * factor)
+            if weight.grad is not None:
+                self._adam(name, weight, self.adam_lr * factor)
 
     def _muon(self, name: str, weight: Tensor, lr: float) -> None:
         grad = weight.grad
