@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import uvicorn
@@ -27,15 +27,18 @@ GRACE_SECONDS = 5  # for answers that are on their way when the server is told t
 IDLE_SECONDS = 30  # a connection without a request is closed after this
 
 
-def main(settings: Settings, args: argparse.Namespace) -> int:
-    """Serve until told to stop; 0. Errors: UsageError for an address that can't be used; CheckpointError."""
+def main(settings: Settings, args: argparse.Namespace, on_ready: Callable[[str], None] | None = None) -> int:
+    """Serve until told to stop; 0. on_ready: called with the web page's address once the model is loaded.
+
+    Errors: UsageError for an address that can't be used; CheckpointError.
+    """
     port = read_port(args.port)
     front = Front(settings, args.model_id)
     with listen(args.host, port) as listener:
         context = make_context(settings, front, args)
         if settings.log_level != "error" or settings.log_prompts:
             start_request_log()
-        asyncio.run(Server(context, listener, args.host).run())
+        asyncio.run(Server(context, listener, on_ready).run())
     return 0
 
 
@@ -80,7 +83,9 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn on our socket, with the model's process started beside it and ended before it."""
 
-    def __init__(self, context: Context, listener: socket.socket, host: str) -> None:
+    def __init__(
+        self, context: Context, listener: socket.socket, on_ready: Callable[[str], None] | None = None
+    ) -> None:
         config = uvicorn.Config(
             make_app(context),
             log_config=None,
@@ -94,7 +99,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
-        self._context, self._listener, self._host = context, listener, host
+        self._context, self._listener, self._on_ready = context, listener, on_ready
         self._failed: MimoError | None = None
 
     async def run(self) -> None:  # type: ignore[override]
@@ -118,12 +123,19 @@ class Server(uvicorn.Server):
             return
         with contextlib.suppress(OSError):  # nobody reads it
             print(self.banner(), flush=True)
+        if self._on_ready is not None:
+            self._on_ready(self.address())
 
     def banner(self) -> str:
-        """Address, model, how to stop."""
+        """Model, address, how to stop."""
+        address = self.address()
+        return f"mimo-vk: {self._context.front.model_id} at {address}/v1, its web page at {address}/ - Ctrl-C stops it"
+
+    def address(self) -> str:
+        """Where this machine's own programs find the server."""
         host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"mimo-vk: {self._context.front.model_id} at http://{shown}:{port}/v1 - Ctrl-C stops it"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what waits with 503 first, so that nothing keeps the server from ending."""

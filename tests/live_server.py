@@ -24,11 +24,18 @@ STOP_SECONDS = 30
 class LiveServer:
     """The running program. url: without the /v1. log: what it wrote to standard error so far."""
 
-    def __init__(self, model: Path, *flags: str, env: dict[str, str] | None = None, program: str = "mimo_vk") -> None:
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        program: str = "mimo_vk",
+        command: str = "serve",
+    ) -> None:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by close()
-        command = [sys.executable, "-m", program, "serve", "--model", str(model), "--cpu", "--port", "0"]
+        start = [sys.executable, "-m", program, command, "--model", str(model), "--cpu", "--port", "0"]
         self.process = subprocess.Popen(
-            [*command, "--threads", "1", *flags],
+            [*start, "--threads", "1", *flags],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             stdin=subprocess.DEVNULL,
@@ -93,10 +100,10 @@ class LiveServer:
 
 @contextmanager
 def serving(
-    model: Path, *flags: str, env: dict[str, str] | None = None, program: str = "mimo_vk"
+    model: Path, *flags: str, env: dict[str, str] | None = None, program: str = "mimo_vk", command: str = "serve"
 ) -> Iterator[LiveServer]:
     """A server for as long as the block runs."""
-    server = LiveServer(model, *flags, env=env, program=program)
+    server = LiveServer(model, *flags, env=env, program=program, command=command)
     try:
         yield server
     finally:

@@ -73,6 +73,8 @@ def test_wheel_carries_every_module_and_the_data(wheel: Path, project_root: Path
     assert len(modules) >= 4
     assert modules - names == set(), "a package is missing from [tool.setuptools] packages"
     assert set(DATA.values()) - names == set()
+    page = {str(path.relative_to(project_root)) for path in (project_root / "mimo_vk/server/web").iterdir()}
+    assert len(page) >= 4 and page - names == set()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"mimo_vk", "cpu_fallback"}
 
 

@@ -195,7 +195,8 @@ def test_a_checkpoint_whose_weights_cannot_be_opened(tiny_checkpoint: Path, tmp_
 
 
 def test_the_banner_says_where_what_and_how_to_stop(tiny_server: LiveServer) -> None:
-    assert tiny_server.banner == f"mimo-vk: checkpoint at {tiny_server.url}/v1 - Ctrl-C stops it\n"
+    url = tiny_server.url
+    assert tiny_server.banner == f"mimo-vk: checkpoint at {url}/v1, its web page at {url}/ - Ctrl-C stops it\n"
 
 
 def test_the_log_has_one_line_a_request_and_no_text(echo_server: LiveServer) -> None:

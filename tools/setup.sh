@@ -57,6 +57,15 @@ system_packages() {
         say "not installed, to be pasted once: sudo apt-get install -y ${missing[*]}"
 }
 
+# For the web page's tests. Ubuntu's package of this name needs snap: a Google Chrome does as well.
+browser() {
+    local name
+    for name in chromium chromium-browser google-chrome google-chrome-stable; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    apt_install chromium || say "no browser for the web page's tests, to be pasted once: sudo apt-get install -y chromium"
+}
+
 # The first Python that numpy 1.26 and kp have builds for, and that can make a virtual environment.
 usable_python() {
     local name
@@ -160,6 +169,7 @@ main() {
     pip_install "setuptools>=77,<83"
     pip_install --no-build-isolation --editable "$project"
     install_kp
+    [[ $project == . ]] || browser
     stamp_now >"$ROOT/.venv/stamp.new"
     for stamp in "$ROOT/.venv/setup-stamp" "$STAMP"; do # set up for tests is set up for use as well
         cp "$ROOT/.venv/stamp.new" "$stamp"

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mimo_vk.errors import MimoError
-from mimo_vk.server import models, openai_chat, openai_completions, openapi, systemone, tokenizing
+from mimo_vk.server import models, openai_chat, openai_completions, openapi, pages, systemone, tokenizing
 from mimo_vk.server.errors import ApiError, as_api_error
 from mimo_vk.server.front import Front
 from mimo_vk.server.metrics import Metrics
@@ -73,6 +73,7 @@ ROUTES: dict[str, dict[str, Endpoint]] = {
     "/tokenize": {"POST": tokenizing.tokenize},
     "/detokenize": {"POST": tokenizing.detokenize},
     "/tokenizer_info": {"GET": tokenizing.info},
+    **{path: {"GET": pages.page} for path in pages.files()},
 }
 MODEL_PATH = "/v1/models/"
 

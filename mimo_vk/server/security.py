@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from mimo_vk.server import pages
 from mimo_vk.server.errors import ApiError
 
-OPEN_PATHS = ("/health", "/metrics")  # no key is asked for
+OPEN_PATHS = ("/health", "/metrics", *pages.files())  # no key is asked for: the page asks for it itself
 
 
 @dataclass(frozen=True)
