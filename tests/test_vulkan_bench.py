@@ -12,7 +12,7 @@ from mimo_vk import bench
 from mimo_vk.errors import MimoError
 from mimo_vk.formats import U8, Expert
 from mimo_vk.vulkan import bench_device, bench_overlap
-from mimo_vk.vulkan.bench_device import HEADER, DeviceResult, measure
+from mimo_vk.vulkan.bench_device import HEADER, DenseSizes, DeviceResult, measure
 from mimo_vk.vulkan.bench_overlap import Overlap
 from mimo_vk.vulkan.layout import SlotLayout
 from mimo_vk.vulkan.listing import Listing
@@ -22,15 +22,49 @@ from tools import gpu_check
 
 
 def test_every_kernel_with_its_bytes() -> None:
-    results = measure(software_device(), 256, 64)
+    results = measure(software_device(), 256, 64, SIZES)
     matrix = 256 * 64 // 2 + 256 * 64 // 32
-    assert [(r.name, r.pairs, r.bytes) for r in results] == [
+    assert [(r.name, r.pairs, r.bytes) for r in results[:4]] == [
         ("expert_gate_up_mxfp4", 1, 2 * matrix),
         ("expert_down_mxfp4", 1, matrix),
         ("expert_gate_up_mxfp4", 8, 16 * matrix),
         ("expert_down_mxfp4", 8, 8 * matrix),
     ]
     assert all(r.seconds > 0 and r.copy_gbps > 0 for r in results)
+    assert [(r.name, r.pairs, r.bytes) for r in results[4:]] == dense_rows()
+
+
+# qkv is 4*36 + 2*(36 + 32) = 280 rows, o_proj 4*32 = 128 columns.
+SIZES = DenseSizes(
+    hidden=256, inner=64, heads=4, kv_heads=2, head_dim=36, v_dim=32, rope_dim=8, window=16, experts=16, chosen=2,
+    keys=40, many=3,
+)  # fmt: skip
+
+
+def dense_rows() -> list[tuple[str, int, int]]:
+    """Names, rows and bytes by hand: activations and cached rows 4 bytes each."""
+    rows = []
+    for n in (1, 3):
+        own = 4 * n * (4 * 36 + 2 * 36 + 2 * 32 + 4 * 32)  # q, k, v and the result
+        rows += [
+            ("linear_fp8 280x256", n, 280 * 256 + 280 * 4 + 3 * 2 * 4 + 4 * n * (256 + 280)),
+            ("linear_bf16 256x128", n, 2 * 256 * 128 + 4 * n * (128 + 256)),
+            ("linear_int8 256x128", n, 256 * 128 + 4 * 256 + 4 * n * (128 + 256)),
+            ("linear_f32 256x256", n, 4 * 256 * 256 + 4 * n * (256 + 256)),
+            ("attention 40 keys", n, own + 4 * 40 * 2 * (36 + 32) + 4 * 4),
+            ("attention 16 keys", n, own + 4 * 16 * 2 * (36 + 32) + 4 * 4),
+        ]
+    return [
+        *rows,
+        ("rms_norm 256", 1, 4 * 3 * 256),
+        ("add 256", 1, 4 * 3 * 256),
+        ("swiglu 64", 1, 4 * 3 * 64),
+        ("weighted_sum 2x256", 1, 4 * (2 * 256 + 2 + 256)),
+        ("embed 256", 1, 4 + 2 * 256 + 4 * 256),
+        ("split_rope 280", 1, 4 * (280 + 8 + 280)),
+        ("kv_append 136", 1, 2 * 4 * 136),
+        ("route 16", 1, 4 * (16 + 16 + 2 + 2)),
+    ]
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

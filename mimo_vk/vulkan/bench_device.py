@@ -1,6 +1,7 @@
 """The speed of the device's kernels at the release's sizes, each beside what the device copies, in a child process.
 
-Medians of whole submissions, the host's share included. GB/s count the codes and scales of the experts, read once.
+Medians of whole submissions, the host's share included. GB/s count weights, scales and cached rows, read once, and for
+the dense kernels the activations too.
 """
 
 from __future__ import annotations
@@ -31,13 +32,43 @@ START = """
 import sys
 sys.path.insert(0, {root!r})
 from mimo_vk.vulkan.bench_device import main
-main({info!r}, {hidden}, {inner})
+main({info!r}, {hidden}, {inner}, {sizes!r})
 """
 
 
 @dataclass(frozen=True)
+class DenseSizes:
+    """The release's, and for attention over all positions how many there are. The head's size has no row of its own."""
+
+    hidden: int = 4096
+    inner: int = 16384
+    heads: int = 64
+    kv_heads: int = 4
+    head_dim: int = 192
+    v_dim: int = 128
+    rope_dim: int = 64
+    window: int = 128
+    experts: int = 256
+    chosen: int = 8
+    keys: int = 2048
+    many: int = 8  # rows of a block
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        return self.heads * self.v_dim
+
+    @property
+    def qkv_width(self) -> int:
+        return self.q_width + self.kv_heads * (self.head_dim + self.v_dim)
+
+
+@dataclass(frozen=True)
 class DeviceResult:
-    """One kernel's median over some pairs of an expert and a row, and the device's copy rate."""
+    """One kernel's median over some pairs of a matrix and a row, and the device's copy rate."""
 
     name: str
     pairs: int
@@ -54,28 +85,49 @@ class DeviceResult:
         return f"{self.name:28} {self.pairs:5} {self.seconds * 1e3:9.3f} {speeds}"
 
 
-def measure(info: DeviceInfo, hidden: int = HIDDEN, inner: int = INNER) -> list[DeviceResult]:
+def measure(
+    info: DeviceInfo, hidden: int = HIDDEN, inner: int = INNER, sizes: DenseSizes | None = None
+) -> list[DeviceResult]:
     """All kernels on one device. Errors: MimoError with what the child said."""
-    code = START.format(root=ROOT, info=info.as_json(), hidden=hidden, inner=inner)
+    dense = json.dumps(asdict(sizes or DenseSizes()))
+    code = START.format(root=ROOT, info=info.as_json(), hidden=hidden, inner=inner, sizes=dense)
     child = run_child([sys.executable, "-c", code])
     if child.trouble:
         raise MimoError(f"device {info.describe()}: {child.trouble}")
     return [DeviceResult(**json.loads(line)) for line in child.output.splitlines()]
 
 
-def main(info: str, hidden: int, inner: int) -> None:
+def main(info: str, hidden: int, inner: int, sizes: str) -> None:
     """In the child: a line of JSON for each kernel."""
-    for result in results(DeviceInfo.from_json(info), hidden, inner):
-        print(json.dumps(asdict(result)), flush=True)
+    from mimo_vk.vulkan.device import Device
+
+    given = DeviceInfo.from_json(info)
+    for results in (
+        expert_results(Device(given), hidden, inner),
+        dense_results(Device(given), DenseSizes(**json.loads(sizes))),
+    ):
+        for result in results:
+            print(json.dumps(asdict(result)), flush=True)
 
 
-def results(info: DeviceInfo, hidden: int, inner: int) -> Iterator[DeviceResult]:
+def dense_results(device: Device, sizes: DenseSizes) -> Iterator[DeviceResult]:
+    """The dense path's kernels, each alone."""
+    from mimo_vk.vulkan.bench_dense import DenseBench
+    from mimo_vk.vulkan.device_check import check_arithmetic
+
+    bench = DenseBench(device, check_arithmetic(device), sizes)
+    copy_gbps = copy_rate(device, 2 * sizes.hidden * sizes.qkv_width)
+    for case in bench.cases():
+        yield DeviceResult(case.name, case.rows, timed(case.program), case.bytes, copy_gbps)
+    device.close()
+
+
+def expert_results(device: Device, hidden: int, inner: int) -> Iterator[DeviceResult]:
     """Gate and up, and down: one expert, and as many as one slab holds of 8; one row each."""
-    from mimo_vk.vulkan.device import Device, Program, view
+    from mimo_vk.vulkan.device import Program, view
     from mimo_vk.vulkan.device_check import check_arithmetic
     from mimo_vk.vulkan.expert_slabs import ExpertSlabs
 
-    device = Device(info)
     shape = TierShape(hidden, inner, top_k=8, max_rows=1, staging=1)
     slabs = ExpertSlabs(device, shape, 8, check_arithmetic(device))
     slabs.grow()
