@@ -18,14 +18,16 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mimo_vk.engine import Engine
+from mimo_vk.pictures import NONE, Pictures, bare, image_part
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stream import TAGS, AnswerParser, FinishReason
 from tools.demo.checks import Answer, holds
 from tools.demo.heldout import read
+from tools.demo.pictures import png
 
-REQUIRED = {"arithmetic", "facts", "tools", "closed", "memory"}  # the skills that must reach 95%
+REQUIRED = {"arithmetic", "facts", "tools", "closed", "memory", "shapes"}  # the skills that must reach 95%
 LONGEST = 400
 
 
@@ -37,16 +39,35 @@ class Outcome:
     right: bool
 
 
+def painted(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the files of its pictures in the place of their descriptions."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [image_part(png(part["picture"])) if "picture" in part else part for part in message["content"]]
+    return {**message, "content": parts}
+
+
+def prompt_of(engine: Engine, entry: dict[str, Any]) -> tuple[list[int], Pictures]:
+    """The prompt's ids and what stands where its pictures are."""
+    assert engine.tokenizer and engine.template
+    messages, files = bare([painted(message) for message in entry["messages"]])
+    ids = engine.template.prompt_ids(
+        engine.tokenizer, messages, tools=entry.get("tools"), enable_thinking=entry["think"]
+    )
+    if not files:
+        return ids, NONE
+    finder = engine.picture_tools
+    return finder.place(ids, [finder.picture(data) for data in files])
+
+
 def answer_to(engine: Engine, session: Session, entry: dict[str, Any]) -> tuple[list[int], Answer]:
     """The ids that greedy decoding gives and the answer they spell."""
-    assert engine.tokenizer and engine.template
-    tools = entry.get("tools")
-    prompt = engine.template.prompt_ids(
-        engine.tokenizer, entry["messages"], tools=tools, enable_thinking=entry["think"]
-    )
-    parser, stream = AnswerParser(tools), engine.tokenizer.stream(keep=TAGS)
+    assert engine.tokenizer
+    prompt, pictures = prompt_of(engine, entry)
+    parser, stream = AnswerParser(entry.get("tools")), engine.tokenizer.stream(keep=TAGS)
     ids = []
-    for token in session.generate(session.prompt(prompt), max_tokens=LONGEST, sampler=Sampler()):
+    logits = session.prompt(prompt, pictures=pictures)
+    for token in session.generate(logits, max_tokens=LONGEST, sampler=Sampler()):
         ids.append(token)
         parser.push(stream.push(token))
     parser.push(stream.flush())
@@ -80,6 +101,8 @@ def describe(outcome: Outcome) -> str:
     entry, answer = outcome.entry, outcome.answer
     said = answer.tool_calls or answer.content
     asked = entry["messages"][-1]["content"]
+    if isinstance(asked, list):
+        asked = " ".join(part.get("text", str(part.get("picture"))) for part in asked)
     skill = entry["skill"] + (" (thinking)" if entry["think"] else "")
     return f"{entry['id']:>3} {skill}: {asked!r} gave {said!r}, expected {entry['check']}"
 
@@ -88,12 +111,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a checkpoint; default: the one in the package")
     parser.add_argument("--wrong", type=int, default=0, help="print at most so many wrong answers")
+    parser.add_argument("--skills", nargs="*", help="take only these")
     parser.add_argument("--every", type=int, default=1, help="take only every N-th prompt")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     began = time.monotonic()
     with Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine:
-        outcomes = list(evaluate(engine, read()[:: args.every]))
+        listed = [entry for entry in read() if not args.skills or entry["skill"] in args.skills]
+        outcomes = list(evaluate(engine, listed[:: args.every]))
     for outcome in [o for o in outcomes if not o.right][: args.wrong]:
         print(describe(outcome))
     print(table(outcomes))

@@ -6,6 +6,7 @@ A description is {"size": [width, height], "background": [r, g, b]} with any of 
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -170,6 +171,13 @@ def letters(text: str, height: int, font: str) -> Image.Image:
     return mask.transform(
         (mask.width + lean, mask.height), Image.Transform.AFFINE, (1, 0.25, -lean, 0, 1, 0), Image.Resampling.BILINEAR
     )
+
+
+def png(picture: Picture) -> bytes:
+    """The picture as a file."""
+    file = io.BytesIO()
+    paint(picture).save(file, "PNG")
+    return file.getvalue()
 
 
 def paint(picture: Picture) -> Image.Image:
