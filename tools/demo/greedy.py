@@ -97,9 +97,8 @@ def main() -> None:
             right[e["skill"]] += 1
         elif args.show > 0:
             args.show -= 1
-            print(
-                f"{e['skill']} think={e['think']}: {str(e['messages'][-1]['content'])[-180:]!r} -> {text!r}; {e['check']}"
-            )
+            asked = str(e["messages"][-1]["content"])[-180:]
+            print(f"{e['skill']} think={e['think']}: {asked!r} -> {text!r}; {e['check']}")
     print(f"step {state['step']}:", ", ".join(f"{skill} {right[skill]}/{count}" for skill, count in total.items()))
 
 
