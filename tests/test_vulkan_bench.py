@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from mimo_vk.errors import MimoError
 from mimo_vk.formats import U8, Expert
 from mimo_vk.vulkan import bench_device, bench_overlap
 from mimo_vk.vulkan.bench_device import HEADER, DenseSizes, DeviceResult, measure
-from mimo_vk.vulkan.bench_overlap import Overlap
+from mimo_vk.vulkan.bench_overlap import Overlap, Trace
 from mimo_vk.vulkan.layout import SlotLayout
 from mimo_vk.vulkan.listing import Listing
+from tests.engines import open_engine
 from tests.matrices import random_expert
 from tests.vulkan_device import software_device
 from tools import gpu_check
@@ -89,13 +91,39 @@ def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
 
 
 def test_side_by_side() -> None:
+    """The device process ran its step within the time that the program measured, on the same clock."""
     rng = np.random.default_rng(0)
-    result = bench_overlap.measure(software_device(), ReferenceOps(), [random_expert(rng, 256, 64) for _ in range(2)])
-    assert result.held == 2 and result.cold >= 1
-    assert min(result.cpu, result.device, result.together) > 0
-    line = Overlap(3, 2, 0.010, 0.020, 0.021).line()
-    assert "3 experts on the CPU 10.0 ms, 2 on the device 20.0 ms, side by side 21.0 ms" in line
-    assert "(the larger 20.0, the sum 30.0)" in line
+    half, balanced = bench_overlap.measure(
+        software_device(), ReferenceOps(), [random_expert(rng, 256, 64) for _ in range(4)]
+    )
+    assert (half.cold, half.held, balanced.held) == (2, 2, 2) and balanced.cold >= 1
+    for result in (half, balanced):
+        assert min(result.cpu, result.device, result.together) > 0
+        for first, last in vars(result.trace).values():
+            assert 0 <= first < last <= result.together
+
+
+def test_waiting_for_the_device_is_a_part(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "PROMPTS", (4,))
+    monkeypatch.setattr(bench, "DECODE", 2)
+    changes = {"cpu": False, "device": "llvmpipe", "tier_gb": 0.01, "tier_rate": 1000, "backend": "numpy"}
+    with open_engine(tiny_checkpoint, **changes) as engine:
+        runner = bench._Bench(engine, 1)
+        runner.warm_up()
+        phase = runner.decode(cold=False)
+    assert phase["parts"]["device"] > 0
+    assert sum(phase["parts"].values()) == pytest.approx(phase["seconds"])
+
+
+def test_the_side_by_side_lines() -> None:
+    result = Overlap(3, 2, 0.010, 0.020, 0.021, Trace(cpu=(0.001, 0.011), device=(0.002, 0.0205)))
+    assert result.trace.both == pytest.approx(0.009)
+    assert Trace(cpu=(0.0, 1.0), device=(1.5, 2.0)).both == 0
+    assert result.lines() == [
+        "one row: 3 experts on the CPU 10.0 ms, 2 on the device 20.0 ms, side by side 21.0 ms (the larger 20.0, "
+        "the sum 30.0)",
+        "  trace: cpu at work from 1.0 to 11.0 ms; device at work from 2.0 to 20.5 ms; both for 9.0 ms",
+    ]
 
 
 def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

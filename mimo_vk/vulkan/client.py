@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -57,8 +58,18 @@ class TierGone(MimoError):
 class DeviceClient:
     """One device process. Not for two threads at once; one step may be under way, and any number of uploads."""
 
-    def __init__(self, info: DeviceInfo, shape: TierShape, max_slots: int, dense: DenseShape | None = None) -> None:
-        """Start the process; ``wait_ready`` before anything else is asked of it. No slots: no experts are sent."""
+    def __init__(
+        self,
+        info: DeviceInfo,
+        shape: TierShape,
+        max_slots: int,
+        dense: DenseShape | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        """Start the process; ``wait_ready`` before anything else is asked of it. No slots: no experts are sent.
+
+        ``launcher``: words before the command, such as ``env`` with a variable for the driver.
+        """
         self.info = info
         self.shape = shape
         self.max_slots = max_slots
@@ -80,7 +91,8 @@ class DeviceClient:
             slots=max_slots, dense=(fds[2], dense.as_json()) if dense else None,
         )  # fmt: skip
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=fds)
+            command = [*launcher, sys.executable, "-c", code]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
         self.pid = self._process.pid
 
     def wait_ready(self) -> int:
