@@ -14,11 +14,13 @@ from engines import open_engine
 from mimo_vk.attach import Remote, root_url
 from mimo_vk.conversation import ContextFull
 from mimo_vk.errors import MimoError, UsageError
+from mimo_vk.pictures import user_message
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Event, Reasoning
 from mimo_vk.systemone import answer
 from mimo_vk.systemone_request import parse_request
 from tests.live_server import LiveServer, serving
+from tests.picture_files import png
 from tests.terminal import CTRL_C, CTRL_D, Terminal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +51,20 @@ def test_turns_are_kept_and_sent(remote: Remote) -> None:
     assert used.startswith("context: ") and used != "context: 0 tokens"
     remote.reset()
     assert remote.messages == [] and remote.stats()[0] == "context: 0 tokens"
+
+
+def test_pictures_are_sent_along(remote: Remote, echo_server: LiveServer) -> None:
+    red, blue = png("red"), png("blue", 96, 64)
+    assert joined(remote.ask("Red?", think=False, pictures=[red]), Content).endswith("Red?")
+    alone = int(remote.stats()[0].split()[1])
+    assert joined(remote.ask("And?", think=False, pictures=[red, blue]), Content).endswith("And?")
+    assert int(remote.stats()[0].split()[1]) > alone + 10  # tokens of the pictures, the first one's again
+    assert remote.messages[0] == user_message("Red?", [red])
+    decision = remote.decide("Is it red?", ("yes", "no"), pictures=[blue])
+    assert decision.probabilities == (0.5, 0.5)
+    with pytest.raises(UsageError, match=r"messages\[4\]\.content\[0\]\.image_url\.url: expected a picture"):
+        joined(remote.ask("?", think=False, pictures=[b"hello"]), Content)
+    assert len(remote.messages) == 4
 
 
 def test_a_stopped_answer_is_kept_as_far_as_it_came(echo_server: LiveServer, remote: Remote) -> None:

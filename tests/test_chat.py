@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mimo_vk.chat import Screen
+from mimo_vk.chat import Chat, Screen
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Reasoning, ToolCall
 from mimo_vk.talk import Local
 from tests.fake_engine import FAIL, FakeEngine
+from tests.picture_files import png
 from tests.terminal import CTRL_C, CTRL_D, Terminal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,3 +171,43 @@ def test_one_ctrl_c_at_the_prompt_is_forgotten_by_the_next_line() -> None:
         terminal.wait_for("> ")
         terminal.type(CTRL_D)
         assert terminal.status() == 0
+
+
+def test_a_line_that_begins_with_a_path_sends_the_picture(tmp_path: Path) -> None:
+    (tmp_path / "my photo.png").write_bytes(png("red"))
+    (tmp_path / "second.png").write_bytes(png("blue", 96, 64))
+    engine, out = FakeEngine(["Red.", "Both.", "No."]), io.StringIO()
+    chat = Chat(Local(engine, Settings()), Screen(out))
+    assert chat.line(f"'{tmp_path}/my photo.png'  what colour is it?", terminal=False)
+    chat.line(f"{tmp_path}/second.png", terminal=False)
+    chat.line("photo.png is only a name", terminal=False)
+    assert out.getvalue() == "Red.\nBoth.\nNo.\n"
+    (session,) = engine.sessions
+    sizes = [[picture.tokens for picture in pictures.items] for pictures in session.pictures]
+    assert sizes == [[4], [4, 6], [4, 6]]
+    said = [engine.tokenizer.decode(ids, keep_special=True).rpartition("user\n")[2] for ids in session.prompts]
+    pad = "<|image_pad|>"
+    assert said[0].startswith(f"<|vision_start|>{pad * 4}<|vision_end|>what colour is it?<|im_end|>")
+    assert said[1].startswith(f"<|vision_start|>{pad * 6}<|vision_end|><|im_end|>")
+    assert said[2].startswith("photo.png is only a name<|im_end|>")
+
+
+def test_a_closed_question_on_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png("red"))
+    engine, out = FakeEngine([]), io.StringIO()
+    chat = Chat(Local(engine, Settings()), Screen(out))
+    chat.line("/decide yes | no", terminal=False)
+    chat.line(f"{tmp_path}/a.png Is it red?", terminal=False)
+    assert "yes\t0.666667\nno\t0.333333\n" in out.getvalue()
+    assert [picture.tokens for picture in engine.sessions[0].pictures[0].items] == [4]
+    assert engine.sessions[0].pinned == []
+
+
+def test_a_picture_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    lines = f"{tmp_path}/gone.png what?\n{tmp_path}/phone.heic what?\nHi\n"
+    done = piped(lines.encode(), "Hello")
+    gone, heic = done.stderr.decode().splitlines()
+    assert gone == f"mimo-vk: {tmp_path}/gone.png: no such file"
+    assert heic.startswith("mimo-vk: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF), found a HEIC file")
+    assert (done.stdout, done.returncode) == (b"Hello\n", 2)
