@@ -118,15 +118,27 @@ def declared(draw: Draw, needed: str | None) -> list[dict[str, Any]]:
 
 
 def call(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:
-    """One question that needs a tool, the call, and (mostly) the result and the answer."""
+    """One question that needs a tool, the call, the result and the answer."""
     asked = ("get_weather", "get_weather", "search")
     tool = draw.pick(asked if draw.held else (*asked, "get_time"))
+    turns = used(draw, tool)
+    return turns, declared(draw, tool)
+
+
+def used(draw: Draw, tool: str) -> list[Turn]:
     user, arguments = ASK[tool](draw)
     made = {"name": tool, "arguments": arguments}
-    turns = [Turn(user, "", f"I need the tool {tool}.", call=made, check={"type": "call", **made})]
+    asked = Turn(user, "", f"I need the tool {tool}.", call=made, check={"type": "call", **made})
     result, sentence, wanted = answer_with(draw, tool, arguments)
-    turns.append(Turn("", sentence, "The tool has answered.", result=result, check=contains(*wanted)))
-    return turns, declared(draw, tool)
+    return [asked, Turn("", sentence, "The tool has answered.", result=result, check=contains(*wanted))]
+
+
+def calls(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """Several questions, each for one of the declared tools: much to learn from one declaration."""
+    tools = declared(draw, draw.pick(("get_weather", "get_weather", "search", "get_time")))
+    names = [tool["function"]["name"] for tool in tools]
+    turns = [turn for _ in range(draw.int(2, 4)) for turn in used(draw, draw.pick(names))]
+    return turns, tools
 
 
 def no_tool(draw: Draw) -> tuple[list[Turn], list[dict[str, Any]]]:

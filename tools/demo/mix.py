@@ -50,9 +50,21 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "counting": 8, "closed": 18, "interview": 15, "inbox": 14, "tools": 22, "memory": 19, "story": 1, "unknown": 4,
         "shapes": 9, "amounts": 4, "sides": 4, "reading": 4, "album": 14,
     }),
+    (5850, {
+        "greetings": 8, "arithmetic": 17, "practising": 7, "facts": 6, "repeating": 10, "copying": 9, "upper case": 8,
+        "counting": 7, "closed": 18, "interview": 14, "inbox": 10, "tools": 10, "calling": 12, "memory": 15,
+        "telling": 14, "story": 1, "unknown": 4, "shapes": 9, "amounts": 4, "sides": 4, "reading": 5, "album": 14,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
-KIN = {"practising": "arithmetic", "copying": "repeating", "interview": "closed", "inbox": "closed"}  # reported as
+KIN = {
+    "practising": "arithmetic",
+    "copying": "repeating",
+    "interview": "closed",
+    "inbox": "closed",
+    "calling": "tools",
+    "telling": "memory",
+}  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
 EMPHASIS = {
     "arithmetic": 2.0, "story": 0.3, "closed": 1.5, "shapes": 2.0, "amounts": 2.0, "sides": 2.0, "reading": 2.0,
@@ -69,6 +81,7 @@ SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "closed": tickets.closed,
     "interview": tickets.interview,
     "inbox": tickets.inbox,
+    "telling": talk.memories,
     "unknown": talk.unknown,
 }
 SYSTEM = texts("system")
@@ -95,6 +108,8 @@ def filler(draw: Draw) -> list[Turn]:
 def turns_of(draw: Draw, skill: str) -> tuple[list[Turn], list[dict[str, Any]] | None]:
     if skill == "tools":
         return calls.call(draw) if draw.held or draw.chance(0.88) else calls.no_tool(draw)
+    if skill == "calling":
+        return calls.calls(draw)
     if skill == "memory":
         if not draw.held and draw.chance(0.1):
             return talk.not_told(draw), None
@@ -119,7 +134,11 @@ def conversation(draw: Draw, step: int = 0) -> Conversation:
     turns, tools = turns_of(draw, skill)
     if tools is None and draw.chance(0.06):
         tools = calls.declared(draw, None)  # tools that this conversation doesn't need
-    more = draw.pick((0, 0, 0, 1, 1, 2, 3)) if skill not in ("story", "tools", *PICTURED) else draw.pick((0, 0, 0, 1))
+    more = (
+        draw.pick((0, 0, 0, 1, 1, 2, 3))
+        if skill not in ("story", "tools", "calling", *PICTURED)
+        else draw.pick((0, 0, 0, 1))
+    )
     for _ in range(more):
         again = short(draw, skill) if skill in ("arithmetic", "facts") and draw.chance(0.6) else filler(draw)
         turns = [*turns, *again] if draw.chance(0.6) else [*again, *turns]

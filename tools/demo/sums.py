@@ -63,16 +63,16 @@ def repeat(draw: Draw) -> list[Turn]:
 
 
 def _varied(draw: Draw, word: str) -> str:
-    if draw.chance(0.75):
+    if draw.chance(0.7):
         return word
     made, number = invented(draw, 1, 3), str(draw.int(0, 99))
-    return draw.pick((made, number, name(draw), word.capitalize(), draw.pick(COLOURS)))
+    return draw.pick((made, number, name(draw), city(draw), word.capitalize(), draw.pick(COLOURS)))
 
 
 def copying(draw: Draw) -> list[Turn]:
     """A long passage to repeat, of words or of names: many tokens to copy for one question."""
     if draw.chance(0.5):
-        words = [draw.pick((name, city))(draw) for _ in range(draw.int(5, 14))]
+        words = [draw.pick((name, city))(draw) for _ in range(draw.int(2, 6))]
     else:
         words = [_varied(draw, word) for word in phrase(draw, 7, 24, "repeat")]
     text = draw.pick((" ", " ", ", ")).join(words)

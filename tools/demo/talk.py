@@ -39,9 +39,17 @@ def remembered(draw: Draw, what: str) -> str:
     return city(draw) if what == "city" else name(draw)
 
 
-def memory(draw: Draw, between: list[Turn]) -> list[Turn]:
+def memories(draw: Draw) -> list[Turn]:
+    """Several things told, then asked in another order."""
+    kinds = draw.some([draw.pick(MEMORIES[:2]), *MEMORIES[2:]], draw.int(2, 3))  # the first two are the name's
+    pairs = [memory(draw, [], kind) for kind in kinds]
+    asked = [pair[1] for pair in draw.some(pairs, len(pairs))]
+    return [*(pair[0] for pair in pairs), *asked]
+
+
+def memory(draw: Draw, between: list[Turn], kind: dict[str, Any] | None = None) -> list[Turn]:
     """Two turns of memory, with other turns between them."""
-    kind = draw.pick((*MEMORIES, MEMORIES[0], MEMORIES[0]))
+    kind = kind or draw.pick((*MEMORIES, MEMORIES[0], MEMORIES[0]))
     what, animal = kind["what"], draw.pick(ANIMALS)
     thing = remembered(draw, what)
     say, ask = (draw.pick(x).replace("{animal}", animal).replace("{}", thing) for x in (kind["says"], kind["asks"]))
