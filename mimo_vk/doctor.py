@@ -10,11 +10,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mimo_vk import machine, probe
 from mimo_vk.disk_speed import measure
 from mimo_vk.errors import CheckpointError, MimoError
 from mimo_vk.settings import GB, Settings, validation_requested
+
+if TYPE_CHECKING:
+    from mimo_vk.config import Config
 
 SHOWN_PROBLEMS = 20
 ENOUGH = 64_000_000  # bytes that a disk's speed can be judged by
@@ -195,6 +199,8 @@ def check_checkpoint(model: Path, settings: Settings) -> Iterator[Finding]:
         counts = f"{len(checkpoint.tensors)} tensors in {len(checkpoint.files)} files"
         yield Finding("checkpoint", True, f"{model}: complete, {counts}, {amount(size)}")
     yield from check_text_files(model)
+    if config is not None and config.vision is not None:
+        yield from check_pictures(model, config, settings)
     if checkpoint is not None and checkpoint.files:
         yield check_disk(checkpoint.files, settings)
 
@@ -211,6 +217,17 @@ def check_text_files(model: Path) -> Iterator[Finding]:
         )
     if not any((model / name).exists() for name in ("chat_template.jinja", "tokenizer_config.json")):
         yield Finding("chat template", False, f"{model / 'chat_template.jinja'} is missing: chat is not possible")
+
+
+def check_pictures(model: Path, config: Config, settings: Settings) -> Iterator[Finding]:
+    """What pictures need beside the tower's tensors: without it text still runs."""
+    from mimo_vk.pictures import load_tools
+
+    try:
+        load_tools(model, config, settings)
+    except CheckpointError as error:
+        for problem in error.problems:
+            yield Finding("pictures", False, f"{problem}: no pictures can be read")
 
 
 def check_disk(files: list[Path], settings: Settings) -> Finding:

@@ -103,12 +103,14 @@ def test_what_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path, capsys:
     (copy / "tokenizer.json").unlink()
     (copy / "chat_template.jinja").unlink()
     (copy / "tokenizer_config.json").unlink()
+    (copy / "preprocessor_config.json").unlink()
     assert doctor.main(Settings(model=copy, cpu=True), None) == 1  # type: ignore[arg-type]
     bad = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--")]
     assert any(line.startswith("--  checkpoint: ") and shards[0].name in line for line in bad)
     assert any(line.startswith("--  checkpoint: ") and shards[1].name in line and "100" in line for line in bad)
     assert any(line.startswith("--  tokenizer: ") for line in bad)
     assert any(line.startswith("--  chat template: ") for line in bad)
+    assert any(line.startswith("--  pictures: ") and "preprocessor_config.json: can't be read" in line for line in bad)
 
 
 def test_no_such_checkpoint(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_pictures_and_boxes_are_refused_by_name(client: TypeSafeClient) -> None:
     picture = Image(b"\x89PNG\r\n\x1a\nnot really a picture")
     with pytest.raises(typesafe_sdk.TypeSafeUnprocessableEntityError, match="assets") as caught:
         client.system_one(state=picture, questions={"q": NOUL})
-    assert caught.value.body["detail"][0]["loc"] == ["body", "assets"]
+    assert caught.value.body["detail"][0]["loc"] == ["body", "assets", str(picture)]
     with pytest.raises(typesafe_sdk.TypeSafeUnprocessableEntityError, match=r"dog\.type: box"):
         client.system_one(state="s", questions={"dog": Box(instructions="The dog")})
 
