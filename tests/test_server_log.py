@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mimo_vk.server.record import Record
+from mimo_vk.server.systemone import asked_text
+from mimo_vk.systemone_request import parse_request
 from tests.live_server import LiveServer, serving
 
 SECRET = "Zanzibar"
@@ -62,6 +65,10 @@ def test_the_variable_does_the_same(tiny_checkpoint: Path) -> None:
 
 
 def test_pictures_stay_out_of_the_log() -> None:
+    image = {"type": "image", "format": "png", "data_base64": "QUFB" * 100}
+    body = {"state": {"seen": "[[cat]]"}, "questions": {"q": QUESTION}, "assets": {"[[cat]]": image}}
+    line = json.dumps(asked_text(parse_request(body)))
+    assert "[[cat]]" in line and SECRET in line and "QUFB" not in line and "AAA" not in line
     record = Record("POST", CHAT, log_prompt=True)
     record.asked(lambda: [{"content": [{"type": "image_url", "image_url": {"url": PICTURE}}, "data: 1, 2"]}])
     assert record.prompt == [

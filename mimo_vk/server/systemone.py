@@ -62,7 +62,7 @@ async def endpoint(context: Context, request: HttpRequest, record: Record) -> Re
         wanted, prompts = await asyncio.to_thread(check, context.front, request.headers, body)
     except InvalidRequest as error:
         return invalid(error)
-    record.asked(lambda: asdict(wanted))
+    record.asked(lambda: asked_text(wanted))
     found = Found({}, 0)
     if prompts.questions:
         try:
@@ -81,6 +81,12 @@ async def endpoint(context: Context, request: HttpRequest, record: Record) -> Re
             "usage": usage,
         }
     )
+
+
+def asked_text(wanted: Request) -> dict[str, Any]:
+    """What a request asks, without its pictures."""
+    questions = {name: asdict(question) for name, question in wanted.questions.items()}
+    return {"prefix": wanted.prefix, "state": wanted.state, "questions": questions}
 
 
 def check(front: Front, headers: Mapping[str, str], body: bytes) -> tuple[Request, Prompts]:
