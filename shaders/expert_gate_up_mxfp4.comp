@@ -79,16 +79,21 @@ void multiply(uint slot, uint row, uint tile, uint part, out float gate[4], out 
 
 void main() {
     uint part = gl_GlobalInvocationID.x & 7, tile = gl_GlobalInvocationID.x >> 3;
-    uint real = min(tile, tiles - 1);  // all invocations work, so that a subgroup's first 8 are there to share loads
+    uint real = min(tile, tiles - 1);  // where one of a subgroup works all do: its first 8 are there to share loads
     // 8 rows, those of a pair of invocations, are the columns of one word of the next product.
     uint word = tile * 4 + (part >> 1);
     uint act_at = (word >> 2) * 32 + (part & 1) * 16 + (word & 3);
     uint count = table[0];
-    for (uint p = gl_WorkGroupID.y; p < count; p += gl_NumWorkGroups.y) {
+    bool any_rows = subgroupBallot(tile < tiles) != uvec4(0);  // else the subgroup only writes zeros
+    uint work = any_rows ? count : 0;
+    for (uint p = gl_WorkGroupID.y; p < work; p += gl_NumWorkGroups.y) {
         float gate[4], up[4];
         multiply(table[2 + 2 * p], table[3 + 2 * p], real, part, gate, up);
         for (int r = 0; r < 4; r++) {
             act[p * act_rounds * 256 + act_at + 4 * r] = tile < tiles ? elementary_swiglu(gate[r], up[r]) : 0.0;
         }
+    }
+    for (uint p = gl_WorkGroupID.y + work; p < count; p += gl_NumWorkGroups.y) {
+        for (int r = 0; r < 4; r++) act[p * act_rounds * 256 + act_at + 4 * r] = 0.0;
     }
 }
