@@ -19,6 +19,7 @@ import pytest
 
 from mimo_vk import weights
 from tests.engines import open_engine
+from tests.vulkan_device import software_device
 
 TOLERANCE = 1e-5  # of the logit range
 LENGTHS = (1, 5, 127, 128, 129, 130, 300)
@@ -70,6 +71,22 @@ def test_every_position_agrees(tiny_checkpoint: Path, references: dict[int, Refe
     clear = first - second > reference.error
     assert clear.sum() > 0.99 * length
     assert (got.argmax(axis=1) == reference.logits.argmax(axis=1))[clear].all()
+
+
+def test_every_position_agrees_with_experts_on_a_device(
+    tiny_checkpoint: Path, references: dict[int, Reference]
+) -> None:
+    """Read twice: at first the device holds nothing, and then nearly all that the prompt uses."""
+    info, reference, hits = software_device(), references[130], []
+    changes = {"cpu": False, "device": str(info.index), "tier_gb": 0.01, "tier_rate": 1000}
+    with open_engine(tiny_checkpoint, threads=1, **changes) as engine:
+        assert engine.notices[0].startswith(f"device {info.describe()}; room for 80 experts")
+        for _ in range(2):
+            got = engine.session().prompt(reference.ids, all_logits=True)
+            assert largest_difference(got, reference) < TOLERANCE
+            hits.append(engine.snapshot_stats().tier_hits)
+        assert engine.tier is not None and not engine.tier.gone
+    assert hits[1] - hits[0] > 150  # of 183 that the prompt's three blocks use in five layers
 
 
 # What is wrong must be seen. The checkpoint is copied, one thing in the copy is changed, and the comparison must fail.
