@@ -35,6 +35,7 @@ def ask_everywhere(server: LiveServer) -> None:
     ):
         assert server.post(path, **body).status_code == status, body
     assert server.client.post(CHAT, content=f'{{"{SECRET}'.encode()).status_code == 400
+    server.wait_metric("requests_total", 4, route=CHAT, outcome="bad_request")  # its line is written behind the answer
 
 
 @pytest.mark.parametrize("level", ["warning", "debug"])
@@ -61,6 +62,7 @@ def test_the_text_is_in_the_log_where_that_was_asked_for(tiny_checkpoint: Path) 
 def test_the_variable_does_the_same(tiny_checkpoint: Path) -> None:
     with serving(tiny_checkpoint, env={"MIMO_LOG_PROMPTS": "1"}, program="tests.echo_model") as server:
         server.chat(SECRET)
+        server.wait_metric("requests_total", 1, route=CHAT, outcome="ok")  # its line is written behind the answer
         assert SECRET in server.log
 
 
