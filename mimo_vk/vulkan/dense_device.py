@@ -110,7 +110,7 @@ class DenseDevice:
         for slot, reference in enumerate(self._saves):
             if reference is None or reference() is None:
                 return slot
-        slot = self._oldest = (self._oldest + 1) % len(self._saves)
+        slot, self._oldest = self._oldest, (self._oldest + 1) % len(self._saves)
         reference = self._saves[slot]
         saved = reference and reference()
         if saved:
