@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 from mimo_vk import machine, probe
 from mimo_vk.disk_speed import measure
-from mimo_vk.errors import CheckpointError, MimoError
+from mimo_vk.errors import CheckpointError, MimoError, UsageError
 from mimo_vk.settings import GB, Settings, validation_requested
+
+if TYPE_CHECKING:
+    from mimo_vk.vulkan.listing import DeviceInfo
 
 if TYPE_CHECKING:
     from mimo_vk.config import Config
@@ -54,7 +57,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     if settings.cpu:
         yield Finding("vulkan", True, "not looked at: --cpu")
     else:
-        yield from check_vulkan()
+        yield from check_vulkan(settings.device)
     yield check_cpu()
     yield check_memory()
     if settings.model is None:
@@ -112,8 +115,8 @@ def can_write(directory: Path) -> bool:
     return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
 
-def check_vulkan() -> Iterator[Finding]:
-    """Devices, the validation layer, and kp with one round trip on the first device."""
+def check_vulkan(wanted: str) -> Iterator[Finding]:
+    """Devices, the validation layer, kp with one round trip, and whether the device that is meant can be used."""
     report = probe.vulkan()
     if report.trouble:
         yield Finding("vulkan", False, f"{report.trouble}; everything runs on the CPU")
@@ -125,7 +128,40 @@ def check_vulkan() -> Iterator[Finding]:
         text = f"{device.index}: {device.name}, {device.kind}, Vulkan {device.api}, {device.driver}"
         yield Finding("vulkan", True, text)
     yield check_validation(report.validation_installed)
-    yield check_kp(report.devices)
+    kp = check_kp(report.devices)
+    yield kp
+    if report.devices:
+        yield check_device(wanted, kp.ok)
+
+
+def check_device(wanted: str, has_kp: bool) -> Finding:
+    """Which device is taken and why, and that its arithmetic is the CPU's."""
+    from mimo_vk.vulkan.listing import choose, explain, list_devices
+
+    listing = list_devices()
+    try:
+        info, text = choose(listing, wanted), explain(listing, wanted)
+    except UsageError as error:
+        return Finding("device", False, str(error), broken=True)
+    if info is None or not has_kp:
+        return Finding("device", info is None, text if info is None else f"{text}; without kp it is not used")
+    trouble = try_device(info)
+    if trouble:
+        return Finding("device", False, f"{text}; it is not used: {trouble}")
+    return Finding("device", True, f"{text}; its results have the CPU's bits")
+
+
+def try_device(info: DeviceInfo) -> str:
+    """Start a device process as a model does, which checks the arithmetic; what went wrong, "" for nothing."""
+    from mimo_vk.vulkan.arena import TierShape
+    from mimo_vk.vulkan.client import DeviceClient, TierGone
+
+    with DeviceClient(info, TierShape(32, 32, 1, 1, 1), 1) as client:
+        try:
+            client.wait_ready()
+        except TierGone as error:
+            return str(error)
+    return ""
 
 
 def check_validation(installed: bool) -> Finding:

@@ -14,6 +14,8 @@ from mimo_vk import doctor, probe
 from mimo_vk.disk_speed import measure
 from mimo_vk.errors import ReadError
 from mimo_vk.settings import Settings
+from mimo_vk.vulkan import listing
+from tests.vulkan_device import software_device
 
 SUMMARY = """
 Instance Layers: count = 1
@@ -62,7 +64,7 @@ def test_without_a_driver_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> 
     trouble = "exit status 1: vkCreateInstance failed with ERROR_INCOMPATIBLE_DRIVER"
     monkeypatch.setattr(probe.shutil, "which", lambda name: "/usr/bin/" + name)
     monkeypatch.setattr(probe, "run_child", lambda command: probe.Child("", trouble))
-    found = list(doctor.check_vulkan())
+    found = list(doctor.check_vulkan("auto"))
     assert [(f.name, f.ok, f.broken) for f in found] == [
         ("vulkan", False, False),
         ("validation layer", True, False),
@@ -80,6 +82,24 @@ def test_a_wrong_round_trip_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "what came back differs: [0. 0. 0. 0.]" in found.text
     monkeypatch.setattr(probe, "run_child", lambda command: probe.Child("same\n", ""))
     assert doctor.check_kp(devices) == doctor.Finding("kp", True, "0.9.0 imports, a round trip on device 0 is right")
+
+
+def test_the_device_that_would_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The software device: not by itself; named, its arithmetic is tried; and what keeps a device from being used."""
+    named = software_device()
+    assert doctor.check_device("auto", True) == doctor.Finding(
+        "device", True, "--device auto takes none: there is no GPU, and a CPU driver must be named"
+    )
+    assert doctor.check_device("llvmpipe", True) == doctor.Finding(
+        "device", True, f"--device llvmpipe takes {named.describe()}; its results have the CPU's bits"
+    )
+    assert doctor.check_device("llvmpipe", False).text.endswith("; without kp it is not used")
+    absent = doctor.check_device("radeon", True)
+    assert absent.broken and "--device radeon: no such Vulkan device" in absent.text
+    poor = replace(named, subgroup_size=0)
+    monkeypatch.setattr(listing, "list_devices", lambda: listing.Listing((poor,), ""))
+    found = doctor.check_device("0", True)
+    assert not found.ok and found.text.endswith("it is not used: its compute shaders have no subgroup broadcast")
 
 
 def test_a_whole_checkpoint(tiny_checkpoint: Path) -> None:

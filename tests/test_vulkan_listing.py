@@ -13,7 +13,7 @@ from mimo_vk.errors import UsageError
 from mimo_vk.probe import Child, vulkan
 from mimo_vk.vulkan import setup
 from mimo_vk.vulkan.arena import TierShape
-from mimo_vk.vulkan.listing import DeviceInfo, Listing, choose, list_devices, read_listing
+from mimo_vk.vulkan.listing import DeviceInfo, Listing, choose, explain, list_devices, read_listing
 from mimo_vk.vulkan.setup import fit_tier
 from tests.vulkan_device import software_device
 
@@ -80,6 +80,24 @@ def test_auto_takes_an_integrated_device_but_never_a_cpu_driver() -> None:
     chosen = choose(Listing(DEVICES[:2], ""), "auto")
     assert chosen is not None and chosen.index == 1
     assert choose(Listing(DEVICES[:1], ""), "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "said"),
+    [
+        (DEVICES, "auto", f"auto takes {DEVICES[2].describe()}: the first of 2 of this kind"),
+        (DEVICES[:3], "auto", f"auto takes {DEVICES[2].describe()}: the only one of this kind"),
+        (
+            DEVICES[:2],
+            "auto",
+            f"auto takes {DEVICES[1].describe()}: the only one of this kind, and there is no discrete GPU",
+        ),
+        (DEVICES[:1], "auto", "auto takes none: there is no GPU, and a CPU driver must be named"),
+        (DEVICES, "0", f"0 takes {DEVICES[0].describe()}"),
+    ],
+)
+def test_why_a_device_is_taken(devices: tuple[DeviceInfo, ...], wanted: str, said: str) -> None:
+    assert explain(Listing(devices, ""), wanted) == f"--device {said}"
 
 
 @pytest.mark.parametrize("wanted", ["4", "radeon"])

@@ -109,3 +109,16 @@ def choose(listing: Listing, wanted: str) -> DeviceInfo | None:
         return found[0]
     there = "; ".join(d.describe() for d in listing.devices) or listing.trouble
     raise UsageError(f"--device {wanted}: no such Vulkan device ({there})")
+
+
+def explain(listing: Listing, wanted: str) -> str:
+    """Which device ``--device wanted`` takes and why, for a person. Errors: UsageError as for ``choose``."""
+    chosen = choose(listing, wanted)
+    if chosen is None:
+        return f"--device {wanted} takes none: {listing.trouble or 'there is no GPU, and a CPU driver must be named'}"
+    if wanted != "auto":
+        return f"--device {wanted} takes {chosen.describe()}"
+    same = sum(device.kind == chosen.kind for device in listing.devices)
+    which = f"the first of {same} of this kind" if same > 1 else "the only one of this kind"
+    before = "" if chosen.kind == "discrete GPU" else ", and there is no discrete GPU"
+    return f"--device auto takes {chosen.describe()}: {which}{before}"
