@@ -21,6 +21,7 @@
 #include "tree.glsl"
 
 layout(constant_id = 0) const uint HEADS = 1;  // 1 or 2
+layout(constant_id = 1) const uint STEPS = 1;  // head_dim / 32, rounded up
 
 layout(local_size_x = 128) in;
 layout(std430, binding = 1) readonly buffer Q { float q[]; };
@@ -49,14 +50,15 @@ const uint LANES = 32;
 const uint KEYS = 128;  // a chunk: whole rounds of 32 lanes, a key an invocation
 const uint SUMS = HEADS * LANES;  // named, as each product written out would make an array type of its own
 const uint PITCH = 9;   // of a key's 8 partial sums, so that neighbours lie in other banks
-const uint OWN = 0x80000000u;  // in a place: in the block's own v
-const uint UNSEEN = 0xFFFFFFFFu;
 
 shared float partials[HEADS * KEYS * PITCH];  // [head][key][lane mod 8]
 shared float weights[HEADS * KEYS];           // e_j of a chunk; between the passes other numbers
-shared uint places[KEYS];                     // where a key's values begin
+shared uint places[KEYS];                     // where a key's values begin, in the cache or in the block
 shared float maxima[HEADS];
 shared float inverses[HEADS];
+
+// This invocation's lanes of q: part, part + 8, part + 16, part + 24 of each 32 columns.
+vec4 lanes_of_q[HEADS * STEPS];
 
 // What a group works on.
 struct Task {
@@ -76,35 +78,67 @@ bool visible(Task t, uint j) {
     return j >= t.low && j <= t.high;
 }
 
-// q.k of a chunk, all but the last three steps of the trees.
-void add_products(Task t, uint j0) {
-    uint part = gl_LocalInvocationID.x & 7;
-    for (uint key = gl_LocalInvocationID.x >> 3; key < KEYS; key += gl_WorkGroupSize.x / 8) {
-        uint j = j0 + key;
-        if (!visible(t, j)) continue;
-        bool own = j >= start;
-        uint at = own ? ((j - start) * kv_heads + t.kv) * head_dim
-                      : keys_at + (t.kv * cache_rows + j % cache_rows) * head_dim;
-        precise vec4 acc[HEADS];  // lanes part, part + 8, part + 16, part + 24
-        [[unroll]] for (uint h = 0; h < HEADS; h++) acc[h] = vec4(runtime_zero());
-        for (uint d = part; d < head_dim; d += LANES) {
-            // The last round may be short: what is past it gets zeros, which change no sum.
-            bvec4 there = lessThan(uvec4(d, d + 8, d + 16, d + 24), uvec4(head_dim));
-            uvec4 i = mix(uvec4(d), uvec4(d, d + 8, d + 16, d + 24), there);
-            vec4 kept = own ? vec4(k[at + i.x], k[at + i.y], k[at + i.z], k[at + i.w])
-                            : vec4(keys[at + i.x], keys[at + i.y], keys[at + i.z], keys[at + i.w]);
-            [[unroll]] for (uint h = 0; h < HEADS; h++) {
-                uint q_at = (t.row * heads + head_of(t, h)) * head_dim;
-                precise vec4 product = vec4(q[q_at + i.x], q[q_at + i.y], q[q_at + i.z], q[q_at + i.w]) * kept;
-                acc[h] = acc[h] + mix(vec4(runtime_zero()), product, there);
-            }
-        }
+// Position j as a key of the chunk from j0 on, at most KEYS.
+uint key_of(uint j, uint j0) {
+    return j <= j0 ? 0 : min(j - j0, KEYS);
+}
+
+uint cached_row(Task t, uint j) {
+    return t.kv * cache_rows + j % cache_rows;
+}
+
+uint own_row(Task t, uint j) {
+    return (j - start) * kv_heads + t.kv;
+}
+
+// 4 lanes' columns of a head. What is past the last column gets the first again: q has zeros there, which change no sum.
+uvec4 columns_of(uint step, out bvec4 there) {
+    uvec4 d = uvec4(0, 8, 16, 24) + (LANES * step + (gl_LocalInvocationID.x & 7));
+    there = lessThan(d, uvec4(head_dim));
+    return mix(uvec4(0), d, there);
+}
+
+void load_q(Task t) {
+    [[unroll]] for (uint step = 0; step < STEPS; step++) {
+        bvec4 there;
+        uvec4 d = columns_of(step, there);
         [[unroll]] for (uint h = 0; h < HEADS; h++) {
-            precise vec2 pairs = acc[h].xy + acc[h].zw;
-            precise float sum = pairs.x + pairs.y;
-            partials[(h * KEYS + key) * PITCH + part] = sum;
+            uint at = (t.row * heads + head_of(t, h)) * head_dim;
+            vec4 all = vec4(q[at + d.x], q[at + d.y], q[at + d.z], q[at + d.w]);
+            lanes_of_q[h * STEPS + step] = mix(vec4(runtime_zero()), all, there);
         }
     }
+}
+
+// q.k of the chunk's keys from `first_key` up to `end`, which all lie in one buffer: all but the last three steps of the trees.
+#define ADD_PRODUCTS(buffer, first_key, end, place)                                                          \
+    for (uint key = octet + (octet < (first_key) ? ((first_key) - octet + 15) / 16 * 16 : 0); key < (end); key += 16) { \
+        uint at = (place);                                                                                   \
+        precise vec4 acc[HEADS];                                                                             \
+        [[unroll]] for (uint h = 0; h < HEADS; h++) acc[h] = vec4(runtime_zero());                           \
+        [[unroll]] for (uint step = 0; step < STEPS; step++) {                                               \
+            bvec4 there;                                                                                     \
+            uvec4 d = columns_of(step, there);                                                               \
+            vec4 kept = vec4(buffer[at + d.x], buffer[at + d.y], buffer[at + d.z], buffer[at + d.w]);        \
+            kept = mix(vec4(runtime_zero()), kept, there);                                                   \
+            [[unroll]] for (uint h = 0; h < HEADS; h++) {                                                    \
+                precise vec4 product = lanes_of_q[h * STEPS + step] * kept;                                  \
+                acc[h] = acc[h] + product;                                                                   \
+            }                                                                                                \
+        }                                                                                                    \
+        [[unroll]] for (uint h = 0; h < HEADS; h++) {                                                        \
+            precise vec2 pairs = acc[h].xy + acc[h].zw;                                                      \
+            precise float sum = pairs.x + pairs.y;                                                           \
+            partials[(h * KEYS + key) * PITCH + part] = sum;                                                 \
+        }                                                                                                    \
+    }
+
+// Two loops, as the block's own keys lie apart from the older ones.
+void add_products(Task t, uint j0) {
+    uint octet = gl_LocalInvocationID.x >> 3, part = gl_LocalInvocationID.x & 7;
+    uint first_key = key_of(t.low, j0), middle = key_of(start, j0), end = key_of(t.high + 1, j0);
+    ADD_PRODUCTS(keys, first_key, middle, keys_at + cached_row(t, j0 + key) * head_dim)
+    ADD_PRODUCTS(k, max(first_key, middle), end, own_row(t, j0 + key) * head_dim)
 }
 
 // The score of this invocation's key.
@@ -156,38 +190,43 @@ void find_maxima(Task t) {
 // weights[h][key] = e of the scores of a chunk, and where the values lie.
 void find_weights(Task t, uint j0) {
     uint id = gl_LocalInvocationID.x, j = j0 + id;
-    bool seen = visible(t, j);
-    uint own = OWN | ((j - start) * kv_heads + t.kv) * v_dim;
-    uint cached = values_at + (t.kv * cache_rows + j % cache_rows) * v_dim;
-    places[id] = seen ? (j >= start ? own : cached) : UNSEEN;
-    if (!seen) return;
+    if (!visible(t, j)) return;
+    places[id] = j >= start ? own_row(t, j) * v_dim : values_at + cached_row(t, j) * v_dim;
     [[unroll]] for (uint h = 0; h < HEADS; h++) {
         precise float distance = score(h) - maxima[h];
         weights[h * KEYS + id] = elementary_exp(distance);
     }
 }
 
-void add_values(uint d, inout float acc[SUMS]) {
-    for (uint first_key = 0; first_key < KEYS; first_key += LANES) {
-        [[unroll]] for (uint lane = 0; lane < LANES; lane++) {
-            uint place = places[first_key + lane];
-            if (place == UNSEEN) continue;
-            float value = place >= OWN ? v[place - OWN + d] : values[place + d];
-            [[unroll]] for (uint h = 0; h < HEADS; h++) {
-                precise float product = weights[h * KEYS + first_key + lane] * value;
-                precise float sum = acc[h * LANES + lane] + product;
-                acc[h * LANES + lane] = sum;
-            }
-        }
+// The chunk's keys from `first_key` up to `end`, which all lie in one buffer, round by round.
+#define ADD_VALUES(buffer, first_key, end)                                                       \
+    for (uint round = (first_key) / LANES * LANES; round < (end); round += LANES) {              \
+        [[unroll]] for (uint lane = 0; lane < LANES; lane++) {                                   \
+            uint key = round + lane;                                                             \
+            if (key >= (first_key) && key < (end)) {                                             \
+                float value = buffer[places[key] + d];                                           \
+                [[unroll]] for (uint h = 0; h < HEADS; h++) {                                    \
+                    precise float product = weights[h * KEYS + key] * value;                     \
+                    precise float sum = acc[h * LANES + lane] + product;                         \
+                    acc[h * LANES + lane] = sum;                                                 \
+                }                                                                                \
+            }                                                                                    \
+        }                                                                                        \
     }
+
+void add_values(Task t, uint j0, uint d, inout float acc[SUMS]) {
+    uint first_key = key_of(t.low, j0), middle = key_of(start, j0), end = key_of(t.high + 1, j0);
+    if (d >= v_dim) return;
+    ADD_VALUES(values, first_key, middle)
+    ADD_VALUES(v, max(first_key, middle), end)
 }
 
 // Invocation id adds the weights of head id / 32's lane id % 32.
-float add_weights(float lane_sum) {
+float add_weights(Task t, uint j0, float lane_sum) {
     uint id = gl_LocalInvocationID.x, lane = id % LANES;
     precise float sum = lane_sum;
     for (uint key = lane; key < KEYS; key += LANES) {
-        if (places[key] != UNSEEN) sum = sum + weights[id / LANES * KEYS + key];
+        if (visible(t, j0 + key)) sum = sum + weights[id / LANES * KEYS + key];
     }
     return sum;
 }
@@ -233,8 +272,8 @@ void attend(Task t, uint d0) {
         barrier();
         find_weights(t, j0);
         barrier();
-        if (id < SUMS) lane_sum = add_weights(lane_sum);
-        if (d < v_dim) add_values(d, acc);
+        if (id < SUMS) lane_sum = add_weights(t, j0, lane_sum);
+        add_values(t, j0, d, acc);
     }
     barrier();
     find_inverses(t, lane_sum);
@@ -254,6 +293,7 @@ void main() {
             uint kv = i / tiles, high = start + row;
             uint low = window != 0 && high >= window ? high - window + 1 : 0;
             Task t = Task(row, kv, kv * group + i % tiles * HEADS, (kv + 1) * group - 1, low, high);
+            load_q(t);
             find_maxima(t);
             for (uint d0 = 0; d0 < v_dim; d0 += gl_WorkGroupSize.x) attend(t, d0);
         }

@@ -27,7 +27,7 @@ from tests.vulkan_device import assert_same_bits, permuted, reference, software_
 BUILDS = (".spv", ".denorm.spv")
 MOVES_WORDS = {"copy_items", "embed", "kv_append", "fill_words", "copy_ring"}  # and does nothing else
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"
-EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16", "UMin"}  # the last one of integers
+EXACT_FUNCTIONS = {"Floor", "UnpackHalf2x16", "UMin", "UMax"}  # the last two of integers
 
 
 def by_name(kernel: Kernel) -> str:

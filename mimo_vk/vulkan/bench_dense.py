@@ -148,6 +148,7 @@ class DenseBench:
             groups,
             push,
             HEADS=heads,
+            STEPS=-(-sizes.head_dim // 32),
         )
 
     def _row_kernels(self) -> Iterator[DenseCase]:

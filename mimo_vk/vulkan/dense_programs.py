@@ -208,7 +208,8 @@ class Recorder:
         tensors = [self._slabs.step, *qkv, self._slabs.at(cache.keys), self._slabs.at(cache.values), slab, out]
         heads = 2 if spec.num_heads // spec.num_kv_heads > 1 else 1
         groups = spec.num_kv_heads * -(-spec.num_heads // spec.num_kv_heads // heads), self._by_row
-        self._run(program, ATTENTION, tensors, groups, push, [out], HEADS=heads)
+        steps = -(-spec.head_dim // 32)
+        self._run(program, ATTENTION, tensors, groups, push, [out], HEADS=heads, STEPS=steps)
 
     def _append(self, program: Program, place: LayerPlace) -> None:
         spec, cache = place.spec, place.cache

@@ -78,7 +78,7 @@ ATTENTION = Kernel(
     ("heads", "kv_heads", "head_dim", "v_dim", "out_stride", "window", "cache_rows", "keys_at", "values_at", "has_sink",
      "sinks_at", "scale_bits"),
     128,
-    ("HEADS",),
+    ("HEADS", "STEPS"),
 )  # fmt: skip
 ROUTE = Kernel(
     "route",
