@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_fallback import compiled_rows
+from cpu_fallback import compiled_rows, compiled_vision
 from cpu_fallback.compiled_linear import ENTRY, ROWS, SCALE_ROW, SCALES, SCALES_STRIDE, SECOND, multiply
 from cpu_fallback.vector_decode import (
     FORMAT_BF16,
@@ -23,7 +23,7 @@ from cpu_fallback.vector_decode import (
 )
 from cpu_fallback.vector_kernels import kernel_addresses
 from mimo_vk.formats import F32, Expert, Matrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8, MatrixMXFP4
-from mimo_vk.ops import Ids, Index, QkvLayout
+from mimo_vk.ops import Ids, Index, QkvLayout, SinkReading
 
 Row = NDArray[np.int64]
 
@@ -166,3 +166,17 @@ class CompiledOps:
 
     def weighted_sum(self, y: F32, weights: F32) -> F32:
         return compiled_rows.weighted_sum(y, weights, self.threads)
+
+    def add_row(self, x: F32, row: F32) -> F32:
+        return compiled_vision.add_row(x, row)
+
+    def layer_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return compiled_vision.layer_norm(x, weight, eps)
+
+    def gelu(self, x: F32) -> F32:
+        return compiled_vision.gelu(x, self.threads)
+
+    def patch_attention(
+        self, q: F32, k: F32, v: F32, start: int, reach: int | None, sink: F32 | None, reading: SinkReading
+    ) -> F32:
+        return compiled_vision.patch_attention(q, k, v, start, reach, sink, reading, self.threads)

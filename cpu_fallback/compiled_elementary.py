@@ -9,6 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from cpu_fallback.elementary import (
+    ERF_END,
+    ERF_FAR,
+    ERF_NEAR,
+    ERF_SLOPE,
+    ERF_TINY_BITS,
     EXP_E2,
     EXP_E3,
     EXP_E4,
@@ -34,6 +39,7 @@ from cpu_fallback.elementary import (
     RSQRT_SEED,
     SIGN_BIT,
     SMALLEST_NORMAL_BITS,
+    SQRT_HALF,
     ZERO,
 )
 from cpu_fallback.jit import jit
@@ -100,3 +106,42 @@ def rsqrt(x: np.float32) -> np.float32:
 def sigmoid(x: np.float32) -> np.float32:
     """reciprocal(1 + exp(-x))."""
     return reciprocal(ONE + exp(-x))
+
+
+@jit(inline="always")
+def erf(x: np.float32) -> np.float32:
+    """As ``elementary.erf``."""
+    bits = np.float32(x).view(np.int32)
+    magnitude, sign = np.int32(bits & MAGNITUDE_BITS), np.int32(bits & SIGN_BIT)
+    tiny = magnitude < ERF_TINY_BITS
+    normal_bits = sign if magnitude < SMALLEST_NORMAL_BITS else bits
+    small = np.int32(normal_bits).view(np.float32) * ERF_SLOPE
+    near = (magnitude <= ONE_BITS) & (magnitude >= ERF_TINY_BITS)
+    a = x if near else ONE
+    q = a * a
+    p = ERF_NEAR[6] * q + ERF_NEAR[5]
+    p = p * q + ERF_NEAR[4]
+    p = p * q + ERF_NEAR[3]
+    p = p * q + ERF_NEAR[2]
+    p = p * q + ERF_NEAR[1]
+    p = p * q + ERF_NEAR[0]
+    size = np.int32(magnitude).view(np.float32)
+    t = size if (size > ONE) & (size < ERF_END) else ERF_END
+    r = ERF_FAR[7] * t + ERF_FAR[6]
+    r = r * t + ERF_FAR[5]
+    r = r * t + ERF_FAR[4]
+    r = r * t + ERF_FAR[3]
+    r = r * t + ERF_FAR[2]
+    r = r * t + ERF_FAR[1]
+    r = r * t + ERF_FAR[0]
+    rest = np.float32(ONE - exp(-r))
+    far = np.int32(rest.view(np.int32) | sign).view(np.float32)
+    beyond = a + a * p if near else far
+    value = small if tiny else beyond
+    return NAN if magnitude > INFINITY_BITS else value
+
+
+@jit(inline="always")
+def gelu(x: np.float32) -> np.float32:
+    """As ``elementary.gelu``."""
+    return (HALF * x) * (ONE + erf(x * SQRT_HALF))

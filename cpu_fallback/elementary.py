@@ -1,11 +1,12 @@
-"""exp, reciprocal, reciprocal square root and sigmoid as short sequences of float32 and integer operations.
+"""exp, reciprocal, reciprocal square root, sigmoid and erf as short sequences of float32 and integer operations.
 
 Only add, subtract, multiply, floor, comparison, shifts and integer adds, each float operation rounded on its own, so
 every processor that follows IEEE-754 returns the same bits. The constants stand here once; the compiled twins import
 them, and a shader repeats them. No function reads or makes a subnormal: a subnormal argument counts as zero.
 
 Largest error against float64, in units of the last place: exp 1.0 on [-64, 88], reciprocal 1.25 and rsqrt 1.22 on
-every normal number (``tools/fit_elementary.py`` measures them and derives the polynomial).
+every normal number, erf 1.4 on every normal number (``tools/fit_elementary.py`` measures them and derives the
+polynomials).
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ EXP_E3 = np.float32(0.1666652113199234)
 EXP_E4 = np.float32(0.04166838899254799)
 EXP_E5 = np.float32(0.00836874544620514)
 EXP_E6 = np.float32(0.0013814540579915047)
+# erf(x) = x + x * (N0 + N1 x^2 + ... + N6 x^12) where |x| <= 1
+ERF_NEAR = tuple(
+    np.float32(c)
+    for c in (0.12837916612625122, -0.3761262595653534, 0.1128358542919159, -0.026853812858462334,
+              0.005188327748328447, -0.0008010194869711995, 7.853864372009411e-05)
+)  # fmt: skip
+# and 1 - exp(-(F0 + F1 |x| + ... + F7 |x|^7)), of x's sign, elsewhere; from 4 on it rounds to 1
+ERF_FAR = tuple(
+    np.float32(c)
+    for c in (-0.00018846840248443186, 1.1295802593231201, 0.633216381072998, 0.10842210054397583,
+              -0.025210341438651085, 0.00420528557151556, -0.00044147277367301285, 2.1697622287319973e-05)
+)  # fmt: skip
+ERF_END = np.float32(4.0)
+ERF_TINY_BITS = np.int32(0x21800000)  # 2^-60: below it x * (N0 * x^2) could be subnormal
+ERF_SLOPE = np.float32(1.1283791670955126)  # 2/sqrt(pi), which erf(x)/x is there
+SQRT_HALF = np.float32(0.7071067811865476)
 
 RECIPROCAL_SEED = np.int32(0x7EF311C7)
 RECIPROCAL_HIGH_BITS = np.int32(0x7E800000)  # 2^126; a larger magnitude gives a zero of the same sign
@@ -99,3 +116,32 @@ def rsqrt(x: F32) -> F32:
 def sigmoid(x: F32) -> F32:
     """reciprocal(1 + exp(-x))."""
     return reciprocal(ONE + exp(-x))
+
+
+def erf(x: F32) -> F32:
+    """The error function, of x's sign: 1 from 4 on, a zero for zeros and subnormals, NaN for NaN."""
+    bits = x.view(np.int32)
+    magnitude, sign = bits & MAGNITUDE_BITS, bits & SIGN_BIT
+    tiny = magnitude < ERF_TINY_BITS
+    small = np.where(magnitude < SMALLEST_NORMAL_BITS, sign, bits).view(np.float32) * ERF_SLOPE
+    near = (magnitude <= ONE_BITS) & ~tiny
+    a = np.where(near, x, ONE)
+    q = horner(ERF_NEAR, a * a)
+    size = magnitude.view(np.float32)
+    rest = exp(-horner(ERF_FAR, np.where((size > ONE) & (size < ERF_END), size, ERF_END)))
+    far = ((ONE - rest).view(np.int32) | sign).view(np.float32)
+    value = np.where(tiny, small, np.where(near, a + a * q, far))
+    return np.where(magnitude > INFINITY_BITS, NAN, value)
+
+
+def horner(coefficients: tuple[np.float32, ...], x: F32) -> F32:
+    """c0 + x*(c1 + x*(c2 + ...)), from the inside out."""
+    p = coefficients[-1] * x + coefficients[-2]
+    for c in coefficients[-3::-1]:
+        p = p * x + c
+    return p
+
+
+def gelu(x: F32) -> F32:
+    """(x/2) * (1 + erf(x*sqrt(1/2)))."""
+    return (HALF * x) * (ONE + erf(x * SQRT_HALF))

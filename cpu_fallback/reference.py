@@ -11,11 +11,11 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from cpu_fallback import reference_attention, reference_linear
+from cpu_fallback import elementary, reference_attention, reference_linear
 from cpu_fallback.elementary import ZERO, reciprocal, rsqrt, sigmoid
 from cpu_fallback.reference_linear import LANES, padded, tree
 from mimo_vk.formats import F32, Expert, Matrix, MatrixBF16, MatrixMXFP4
-from mimo_vk.ops import Ids, Index, QkvLayout
+from mimo_vk.ops import Ids, Index, QkvLayout, SinkReading
 
 ROUTER_FLOOR = np.float32(1e-20)  # added to the sum of the chosen scores
 
@@ -49,12 +49,7 @@ class ReferenceOps:
 
     @quiet
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        n, width = x.shape
-        squares = padded(x * x, -(-width // LANES) * LANES).reshape(n, -1, LANES)
-        lanes = np.zeros((n, LANES), np.float32)
-        for s in range(squares.shape[1]):
-            np.add(lanes, squares[:, s], out=lanes)
-        root = rsqrt(tree(lanes) * np.float32(1 / width) + np.float32(eps))
+        root = rsqrt(row_sums(x * x) * np.float32(1 / x.shape[1]) + np.float32(eps))
         return (x * root[:, None]) * weight
 
     @quiet
@@ -123,6 +118,35 @@ class ReferenceOps:
         for j in range(y.shape[1]):
             np.add(total, weights[:, j, None] * y[:, j], out=total)
         return total
+
+    @quiet
+    def add_row(self, x: F32, row: F32) -> F32:
+        return x + row
+
+    @quiet
+    def layer_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        centred = x - (row_sums(x) * np.float32(1 / x.shape[1]))[:, None]
+        return self.rms_norm(centred, weight, eps)
+
+    @quiet
+    def gelu(self, x: F32) -> F32:
+        return elementary.gelu(x)
+
+    @quiet
+    def patch_attention(
+        self, q: F32, k: F32, v: F32, start: int, reach: int | None, sink: F32 | None, reading: SinkReading
+    ) -> F32:
+        return reference_attention.patch_attention(q, k, v, start, reach, sink, reading)
+
+
+def row_sums(x: F32) -> F32:
+    """Each row's sum with g = 1: x [n, H] to [n]."""
+    n, width = x.shape
+    words = padded(x, -(-width // LANES) * LANES).reshape(n, -1, LANES)
+    lanes = np.zeros((n, LANES), np.float32)
+    for s in range(words.shape[1]):
+        np.add(lanes, words[:, s], out=lanes)
+    return tree(lanes)
 
 
 def pairs_linear(matrices: Sequence[MatrixMXFP4], matrix_of: Index, x: F32) -> F32:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cpu_fallback.elementary import INFINITY, ZERO, exp, reciprocal
 from cpu_fallback.reference_linear import LANES, tree
 from mimo_vk.formats import F32
+from mimo_vk.ops import SinkReading
 
 GROUP_ELEMENTS = 1 << 18  # floats in the largest temporary: rows are grouped to stay near it
 
@@ -61,10 +62,10 @@ def weighted_values(e: F32, values: F32, visible: NDArray[np.bool_]) -> F32:
     return tree(lanes)
 
 
-def attend(q: F32, keys: F32, values: F32, visible: NDArray[np.bool_], sink: F32 | None, scale: np.float32) -> F32:
-    """Rows q [r, kv, G, width] over laid-out keys; visible [r, J]; sink [kv, G]: [r, kv, G, vd]."""
+def attend(s: F32, values: F32, visible: NDArray[np.bool_], sink: F32 | None) -> F32:
+    """Scores s [r, kv, G, J] of laid-out keys; visible [r, J]; sink [kv, G]: [r, kv, G, vd]."""
     seen = visible[:, None, None, :]
-    s = np.where(seen, scores(q, keys, scale), -INFINITY)
+    s = np.where(seen, s, -INFINITY)
     m = s.max(axis=-1)
     if sink is not None:
         m = np.where(sink > m, sink, m)
@@ -101,5 +102,35 @@ def attention(q: F32, k: F32, v: F32, keys: F32, values: F32, start: int, window
         b = (int(row[-1, 0]) - first) // LANES + 1
         position = first + np.arange(a * LANES, b * LANES)
         visible = (position >= low) & (position <= row)
-        out[i : i + step] = attend(q_padded[i : i + step], all_keys[a:b], all_values[a:b], visible, by_kv, scale)
+        s = scores(q_padded[i : i + step], all_keys[a:b], scale)
+        out[i : i + step] = attend(s, all_values[a:b], visible, by_kv)
     return out.reshape(n, heads * v_dim)
+
+
+def patch_attention(
+    q: F32, k: F32, v: F32, start: int, reach: int | None, sink: F32 | None, reading: SinkReading
+) -> F32:
+    """As ``Ops.patch_attention``."""
+    rows, heads, head_dim = q.shape
+    n, kv, v_dim = v.shape
+    group = heads // kv
+    width = -(-head_dim // LANES) * LANES
+    all_keys = by_position(k, k[:0].transpose(1, 0, 2), 0, 0, width)
+    all_values = by_position(v, v[:0].transpose(1, 0, 2), 0, 0, v_dim)
+    q_padded = np.zeros((rows, kv, group, width), np.float32)
+    q_padded[..., :head_dim] = q.reshape(rows, kv, group, head_dim)
+    by_kv = None if sink is None else sink.reshape(kv, group)
+    out = np.empty((rows, kv, group, v_dim), np.float32)
+    step = max(1, GROUP_ELEMENTS // (heads * LANES * max(LANES, v_dim)))
+    for i in range(0, rows, step):
+        row = start + np.arange(i, min(i + step, rows))[:, None]
+        low = np.maximum(row - (n if reach is None else reach), 0)
+        high = np.minimum(row + (n if reach is None else reach), n - 1)
+        a, b = int(low[0, 0]) // LANES, int(high[-1, 0]) // LANES + 1  # rounds that some row of this group sees
+        position = np.arange(a * LANES, b * LANES)
+        s = scores(q_padded[i : i + step], all_keys[a:b], np.float32(head_dim**-0.5))
+        if by_kv is not None and reading == "key0" and a == 0:
+            s[..., 0] = s[..., 0] + by_kv
+        visible = (position >= low) & (position <= high)
+        out[i : i + step] = attend(s, all_values[a:b], visible, by_kv if reading == "denominator" else None)
+    return out.reshape(rows, heads * v_dim)

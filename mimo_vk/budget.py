@@ -30,7 +30,7 @@ SERVER_BYTES = 110_000_000  # measured 86 MB: the process that speaks HTTP, and 
 BYTES_PER_KEPT_ID = 40  # an int and its place in a list
 KERNEL_SCRATCH = 96_000_000  # decoded blocks, attention scores and the kernels' own buffers
 REQUANTISED = ("qkv", "o_proj", "dense MLP", "head")  # what --dense-bits applies to
-KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms")
+KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms", "vision tower")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def dense_bytes(config: Config, dense_bits: int = 0) -> dict[str, int]:
         count = prod(shape)
         if dense_bits and wanted.kind in REQUANTISED and wanted.dtype != "F32":
             sizes[wanted.kind] += count * 4 if dense_bits == 32 else count + 4 * shape[0]
-        elif wanted.dtype == "BF16" and wanted.kind == "norms":
+        elif wanted.dtype == "BF16" and len(shape) == 1:
             sizes[wanted.kind] += 4 * count  # widened
         else:
             sizes[wanted.kind] += tensor_bytes(wanted.dtype, shape)
@@ -108,7 +108,7 @@ def dense_bytes(config: Config, dense_bits: int = 0) -> dict[str, int]:
 
 
 def disk_bytes(config: Config) -> int:
-    """The text model's tensors as stored."""
+    """The tensors that are used, as stored."""
     dense = sum(tensor_bytes(w.dtype, w.shapes[0]) for w in dense_tensors(config).values())
     return dense + sum(spec.moe for spec in config.layers) * config.n_routed_experts * expert_bytes(config)
 

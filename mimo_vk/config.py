@@ -6,12 +6,15 @@ would change the arithmetic in a way that isn't supported is refused, and all fa
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_vk.config_fields import NO_LIMIT, Fields, read_json, shown
 from mimo_vk.errors import CheckpointError
+from mimo_vk.vision_config import VisionConfig, read_vision_config
+
+__all__ = ["Config", "GenerationConfig", "LayerSpec", "load_config", "load_generation_config", "read_json"]
 
 IGNORED: dict[str, str] = {
     "architectures": "model_type says what the model is",
@@ -64,7 +67,6 @@ _FIXED_QUANTIZATION: dict[str, Any] = {
     "store_dtype": "mxfp4",
     "mxfp4_block_size": 32,
 }
-NO_LIMIT = 1e30  # for numbers that have none of their own; well inside float32
 MXFP4_COLUMNS = 32  # both inner widths of an expert come in whole MXFP4 blocks
 
 
@@ -102,7 +104,8 @@ class Config:
     layers: tuple[LayerSpec, ...]
     eos_token_ids: tuple[int, ...]
     image_token_id: int | None
-    vision: dict[str, Any] | None
+    vision: dict[str, Any] | None  # as it stands in the file
+    tower: VisionConfig | None  # the same, read
 
     @property
     def num_hidden_layers(self) -> int:
@@ -118,119 +121,6 @@ class GenerationConfig:
     eos_token_ids: tuple[int, ...] | None = None
 
 
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=True, default=repr)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _same(found: object, expected: object) -> bool:
-    """Equal in value and in JSON type: True isn't 1."""
-    if isinstance(expected, list):
-        return isinstance(found, list) and len(found) == len(expected) and all(map(_same, found, expected))
-    return type(found) is type(expected) and found == expected
-
-
-class _Fields:
-    """One JSON object: takes typed values out of it, and collects the faults and the keys that were used."""
-
-    def __init__(self, where: str, raw: dict[str, Any], faults: list[str], prefix: str = "") -> None:
-        self.where, self.raw, self.faults, self.prefix = where, raw, faults, prefix
-        self.used: set[str] = set()
-        self.faulty: set[str] = set()
-
-    def fault(self, key: str, expected: str) -> None:
-        """Note a key's first fault; what follows from it would only be noise."""
-        if key in self.faulty:
-            return
-        self.faulty.add(key)
-        found = f"found {_shown(self.raw[key])}" if key in self.raw else "it is missing"
-        self.faults.append(f"{self.where}: {self.prefix}{key}: expected {expected}, {found}")
-
-    def take(self, key: str) -> Any:
-        self.used.add(key)
-        return self.raw.get(key)
-
-    def integer(self, key: str, minimum: int = 1, optional: bool = False) -> int:
-        """The integer, or ``minimum`` after noting a fault, so that reading goes on and finds the rest."""
-        value = self.take(key)
-        if value is None and optional:
-            return minimum
-        if type(value) is int and minimum <= value < 2**31:
-            return value
-        self.fault(key, f"an integer of {minimum} or more (under 2^31)")
-        return minimum
-
-    def number(self, key: str, low: float, high: float, null: float | None = None) -> float:
-        """A number with low < value <= high; JSON's null reads as ``null`` where that is given."""
-        value = self.take(key)
-        if value is None and null is not None and key in self.raw:
-            return null
-        if type(value) in (int, float) and low < value <= high:  # false for NaN
-            return float(value)
-        bounds = f"a number above {low:g}" + (f", at most {high:g}" if high < NO_LIMIT else "")
-        self.fault(key, bounds + (" or null" if null is not None else ""))
-        return high if high < NO_LIMIT else 1.0
-
-    def boolean(self, key: str) -> bool:
-        value = self.take(key)
-        if not isinstance(value, bool):
-            self.fault(key, "true or false")
-        return value is True
-
-    def flags(self, key: str, length: int) -> list[int]:
-        """A list of ``length`` zeros and ones."""
-        value = self.take(key)
-        if isinstance(value, list) and len(value) != length:
-            if "num_hidden_layers" not in self.faulty:
-                self.fault(key, f"{length} entries (num_hidden_layers), not {len(value)}")
-        elif not isinstance(value, list) or any(type(v) is not int or v not in (0, 1) for v in value):
-            self.fault(key, f"a list of {length} entries, each 0 or 1")
-        else:
-            return value
-        return [0] * length
-
-    def fixed(self, expected: dict[str, Any], may_be_absent: frozenset[str] = frozenset()) -> None:
-        for key, value in expected.items():
-            if key not in self.raw and key in may_be_absent:
-                continue
-            if not _same(self.take(key), value) or key not in self.raw:
-                self.fault(key, f"{_shown(value)} (no other value is supported)")
-
-    def token_ids(self, key: str, vocab: int) -> tuple[int, ...]:
-        """An id or a list of ids below ``vocab``."""
-        vocab = 2**31 if "vocab_size" in self.faulty else vocab
-        value = self.take(key)
-        ids = value if isinstance(value, list) else [value]
-        if not ids or any(type(v) is not int or not 0 <= v < vocab for v in ids):
-            self.fault(key, f"a token id from 0 to {vocab - 1}, or a list of them")
-            return ()
-        return tuple(dict.fromkeys(ids))
-
-    def inner(self, key: str) -> _Fields | None:
-        value = self.take(key)
-        if isinstance(value, dict):
-            return _Fields(self.where, value, self.faults, f"{self.prefix}{key}.")
-        self.fault(key, "an object")
-        return None
-
-    def unknown(self, ignored: dict[str, str]) -> list[str]:
-        keys = [k for k in self.raw if k not in self.used and k not in ignored]
-        return [f"{self.where}: {self.prefix}{k}: unknown key, not used" for k in keys]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's JSON object. Errors: CheckpointError naming the file."""
-    try:
-        raw = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {_shown(raw)}")
-    return raw
-
-
 def load_config(path: Path) -> tuple[Config, list[str]]:
     """Config and warnings (unknown keys, a line each) from config.json, or from the directory that holds it.
 
@@ -238,31 +128,31 @@ def load_config(path: Path) -> tuple[Config, list[str]]:
     """
     path = path / "config.json" if path.is_dir() else path
     faults: list[str] = []
-    fields = _Fields(str(path), read_json(path), faults)
+    fields = Fields(str(path), read_json(path), faults)
     if fields.raw.get("model_type") != "mimo_v2":  # the other keys would only make noise
         fields.fault("model_type", '"mimo_v2" (no other model is supported)')
         raise CheckpointError(faults)
     fields.fixed(_FIXED, _MAY_BE_ABSENT)
     warnings = _check_quantization(fields)
-    config = _read(fields)
+    config, about_tower = _read(fields)
     if faults:
         raise CheckpointError(faults)
-    return config, fields.unknown(IGNORED) + warnings
+    return config, fields.unknown(IGNORED) + warnings + about_tower
 
 
-def _read(f: _Fields) -> Config:
+def _read(f: Fields) -> tuple[Config, list[str]]:
     vocab = f.integer("vocab_size")
     head_dim = f.integer("head_dim")
-    vision = f.take("vision_config")
-    if vision is not None and not isinstance(vision, dict):
-        f.fault("vision_config", "an object or null")
     experts, chosen = f.integer("n_routed_experts"), f.integer("num_experts_per_tok")
     if chosen > experts and "n_routed_experts" not in f.faulty:
         f.fault("num_experts_per_tok", f"at most n_routed_experts ({experts})")
     image = f.token_ids("image_token_id", vocab) if f.take("image_token_id") is not None else ()
+    hidden = _whole_blocks(f, "hidden_size")
+    tower, about_tower = read_vision_config(f, hidden)
+    vision = f.raw.get("vision_config")
     config = Config(
         vocab_size=vocab,
-        hidden_size=_whole_blocks(f, "hidden_size"),
+        hidden_size=hidden,
         intermediate_size=f.integer("intermediate_size"),
         moe_intermediate_size=_whole_blocks(f, "moe_intermediate_size"),
         n_routed_experts=experts,
@@ -276,20 +166,21 @@ def _read(f: _Fields) -> Config:
         layers=_layers(f, head_dim),
         eos_token_ids=f.token_ids("eos_token_id", vocab),
         image_token_id=image[0] if image else None,
-        vision=vision,
+        vision=vision if isinstance(vision, dict) else None,
+        tower=tower,
     )
     _check_rope(f)
-    return config
+    return config, about_tower
 
 
-def _whole_blocks(f: _Fields, key: str) -> int:
+def _whole_blocks(f: Fields, key: str) -> int:
     value = f.integer(key)
     if value % MXFP4_COLUMNS:
         f.fault(key, f"a multiple of {MXFP4_COLUMNS} (MXFP4 blocks)")
     return value
 
 
-def _rope_dim(f: _Fields, head_dim: int) -> int:
+def _rope_dim(f: Fields, head_dim: int) -> int:
     factor = f.number("partial_rotary_factor", 0.0, 1.0)
     dims = int(head_dim * factor)
     if "head_dim" not in f.faulty and (dims < 2 or dims % 2):
@@ -297,7 +188,7 @@ def _rope_dim(f: _Fields, head_dim: int) -> int:
     return dims
 
 
-def _layers(f: _Fields, head_dim: int) -> tuple[LayerSpec, ...]:
+def _layers(f: Fields, head_dim: int) -> tuple[LayerSpec, ...]:
     count = f.integer("num_hidden_layers")
     if count > 10_000:  # before a list of that length is made
         f.fault("num_hidden_layers", "at most 10000")
@@ -320,7 +211,7 @@ def _layers(f: _Fields, head_dim: int) -> tuple[LayerSpec, ...]:
     return tuple(specs)
 
 
-def _check_heads(f: _Fields, prefix: str, heads: int, kv: int, chunks: int) -> None:
+def _check_heads(f: Fields, prefix: str, heads: int, kv: int, chunks: int) -> None:
     """Query heads share kv heads evenly, and the fused qkv's chunks hold whole heads of each."""
     if heads % kv and f"{prefix}num_key_value_heads" not in f.faulty:
         f.fault(f"{prefix}num_attention_heads", f"a multiple of {prefix}num_key_value_heads ({kv})")
@@ -328,7 +219,7 @@ def _check_heads(f: _Fields, prefix: str, heads: int, kv: int, chunks: int) -> N
         f.fault(f"{prefix}num_key_value_heads", f"a multiple of num_key_value_heads ({chunks}), the qkv chunks")
 
 
-def _check_quantization(f: _Fields) -> list[str]:
+def _check_quantization(f: Fields) -> list[str]:
     quantization = f.inner("quantization_config")
     if quantization is None:
         return []
@@ -336,7 +227,7 @@ def _check_quantization(f: _Fields) -> list[str]:
     return quantization.unknown(IGNORED_QUANTIZATION)
 
 
-def _check_rope(f: _Fields) -> None:
+def _check_rope(f: Fields) -> None:
     """rope_parameters and rope_scaling may only repeat the flat keys: any scaling of positions is refused."""
     for key in ("rope_parameters", "rope_scaling"):
         if f.take(key) is None:
@@ -349,7 +240,7 @@ def _check_rope(f: _Fields) -> None:
             if name not in allowed:
                 rope.fault(name, "no such key (only the default rotary embedding is supported)")
             elif isinstance(value, bool) or value != allowed[name]:
-                rope.fault(name, f"{_shown(allowed[name])} (the flat keys' own; no scaling of positions is supported)")
+                rope.fault(name, f"{shown(allowed[name])} (the flat keys' own; no scaling of positions is supported)")
 
 
 def load_generation_config(path: Path) -> GenerationConfig:
@@ -361,7 +252,7 @@ def load_generation_config(path: Path) -> GenerationConfig:
     if not path.exists():
         return GenerationConfig()
     faults: list[str] = []
-    f = _Fields(str(path), read_json(path), faults)
+    f = Fields(str(path), read_json(path), faults)
     generation = GenerationConfig(
         temperature=f.number("temperature", -1e-30, 100.0) if f.raw.get("temperature") is not None else 1.0,
         top_p=f.number("top_p", 0.0, 1.0) if f.raw.get("top_p") is not None else 1.0,

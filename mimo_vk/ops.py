@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from mimo_vk.formats import F32, Expert, Matrix, MatrixBF16
 
 Ids = NDArray[np.int64]
 Index = NDArray[np.int32]
+SinkReading = Literal["key0", "denominator"]  # what the picture tower's sink logits are added to
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,29 @@ class Ops(Protocol):
 
     def weighted_sum(self, y: F32, weights: F32) -> F32:
         """y [n, k, H] and weights [n, k] to [n, H]: weights[:, j] * y[:, j] added over j from +0, in router order."""
+
+
+class VisionOps(Ops, Protocol):
+    """A backend that can run the picture tower too."""
+
+    def add_row(self, x: F32, row: F32) -> F32:
+        """x [n, N] + row [N], to every row: a product's bias."""
+
+    def layer_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """c = x - tree(x)*float32(1/H), then (c * rsqrt(ss*float32(1/H) + eps)) * weight, ss that of c: [n, H].
+
+        Both sums have g = 1.
+        """
+
+    def gelu(self, x: F32) -> F32:
+        """(0.5*x) * (1 + erf(x*float32(sqrt(1/2))))."""
+
+    def patch_attention(
+        self, q: F32, k: F32, v: F32, start: int, reach: int | None, sink: F32 | None, reading: SinkReading
+    ) -> F32:
+        """Attention of patches, without a cause and effect: row i sees all keys, or those with |i - j| <= reach.
+
+        q [r, heads, hd] are rows start..start+r-1 of the sequence; k [n, kv, hd] and v [n, kv, vd] are all of it:
+        [r, heads*vd]. As ``attention``, but for the sink [heads]: with "denominator" it is as there; with "key0" it
+        is added to the scaled score of key 0 (where key 0 is seen), before the maximum.
+        """

@@ -13,6 +13,7 @@ from typing import Any
 
 from mimo_vk.errors import UsageError
 from mimo_vk.machine import physical_cores
+from mimo_vk.ops import SinkReading
 
 GB = 1e9  # the unit of --ram and --tier-gb, in bytes
 PIN_SLOTS = 4
@@ -45,6 +46,7 @@ class Settings:
     think: bool = False
     log_level: str = "warning"
     backend: str = "auto"
+    vision_sink: SinkReading = "key0"
     api_key: str | None = field(default=None, repr=False)
     log_prompts: bool = False
     serving: bool = False  # said by `serve`, not by a person: its own process has a share of the memory
@@ -175,6 +177,8 @@ SHARED: tuple[Row, ...] = (
         "error, warning, info or debug (warning)"),
     Row("backend", None, "MIMO_BACKEND", choice("auto", "numpy", "numba"), "NAME",
         "the CPU backend; every one returns the same bytes"),
+    Row("vision_sink", None, "MIMO_VISION_SINK", choice("key0", "denominator"), "READING",
+        "what the vision tower's sinks are added to: the first key's score (key0) or the softmax's denominator"),
     Row("pin_slots", None, "MIMO_PIN_SLOTS", whole(1, 1024), "N",
         "snapshots kept at most (4)"),
     Row("max_image_tokens", None, "MIMO_MAX_IMAGE_TOKENS", whole(1), "N",

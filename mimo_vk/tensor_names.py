@@ -1,4 +1,4 @@
-"""Which tensors the text model needs: names, dtypes and shapes, all from the Config.
+"""Which tensors the model and its picture tower need: names, dtypes and shapes, all from the Config.
 
 Also what is left out on purpose, and the grids of the fused qkv's scales.
 """
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from mimo_vk.config import Config, LayerSpec
 from mimo_vk.formats import FP8_BLOCK, MXFP4_BLOCK
+from mimo_vk.vision_config import VisionConfig
 
 Shape = tuple[int, ...]
 
-# Pictures (visual.*), sound, multi-token prediction and the draft model are not part of the text model.
+# Sound, multi-token prediction and the draft model aren't loaded; nor is visual.* where config.json has no tower.
+TOWER = "visual."
 SKIPPED = re.compile(r"(model\.)?(visual\.|audio|speech_|mtp|dflash)")
 
 EXPERT_PARTS = ("down_proj.weight", "down_proj.weight_scale", "gate_proj.weight", "gate_proj.weight_scale",
@@ -72,7 +74,34 @@ def dense_tensors(config: Config) -> dict[str, Wanted]:
     }
     for spec in config.layers:
         wanted |= _layer_tensors(config, spec)
+    if config.tower is not None:
+        wanted |= vision_tensors(config.tower)
     return wanted
+
+
+def vision_tensors(v: VisionConfig) -> dict[str, Wanted]:
+    """The picture tower's. The merger has no biases."""
+    joined, patch = v.merge_unit * v.hidden_size, v.patch_size
+    shapes: dict[str, Shape] = {
+        "patch_embed.proj.weight": (v.hidden_size, v.channels, v.temporal_patch_size, patch, patch),
+        "merger.ln_q.weight": (v.hidden_size,),
+        "merger.mlp.0.weight": (joined, joined),
+        "merger.mlp.2.weight": (v.out_hidden_size, joined),
+    }
+    for block in range(len(v.block_types)):
+        at = f"blocks.{block}."
+        shapes |= {at + "norm1.weight": (v.hidden_size,), at + "norm2.weight": (v.hidden_size,)}
+        if v.sinks_in(block):
+            shapes[at + "attn.sinks"] = (v.num_heads,)
+        for part, rows, columns in (
+            ("attn.qkv", v.qkv_rows, v.hidden_size),
+            ("attn.proj", v.hidden_size, v.num_heads * v.head_dim),
+            ("mlp.gate_proj", v.intermediate_size, v.hidden_size),
+            ("mlp.up_proj", v.intermediate_size, v.hidden_size),
+            ("mlp.down_proj", v.hidden_size, v.intermediate_size),
+        ):
+            shapes |= {f"{at}{part}.weight": (rows, columns), f"{at}{part}.bias": (rows,)}
+    return {TOWER + name: Wanted("vision tower", "BF16", (shape,)) for name, shape in shapes.items()}
 
 
 def _layer_tensors(config: Config, spec: LayerSpec) -> dict[str, Wanted]:

@@ -31,7 +31,8 @@ from mimo_vk.formats import (
 )
 from mimo_vk.ops import QkvLayout
 from mimo_vk.safetensors_header import capped, quoted
-from mimo_vk.tensor_names import SKIPPED, Shape, dense_tensors, layer_prefix, qkv_scale_row
+from mimo_vk.tensor_names import SKIPPED, TOWER, Shape, dense_tensors, layer_prefix, qkv_scale_row
+from mimo_vk.vision_weights import VisionWeights, build_tower
 from mimo_vk.weight_check import Checked, Progress, check_tensors, first_bad
 
 __all__ = [
@@ -82,7 +83,8 @@ class Weights:
     norm: F32  # [H]
     lm_head: DenseMatrix  # [vocab, H]
     experts: ExpertTable
-    skipped: list[str]  # tensors that the text model doesn't use
+    vision: VisionWeights | None
+    skipped: list[str]  # tensors that aren't used
 
 
 class _Names:
@@ -109,7 +111,8 @@ class _Names:
         for name, info in tensors.items():
             if name in self.consumed:
                 continue
-            if name in self.checkpoint.optional or SKIPPED.match(name):
+            ours = self.config.tower is not None and name.startswith(TOWER)
+            if name in self.checkpoint.optional or (SKIPPED.match(name) and not ours):
                 skipped.append(name)
             else:
                 unknown.append(f"{_at(info)}: unknown: the model that config.json describes has no such tensor")
@@ -169,10 +172,12 @@ class _Loader:
         embed = MatrixBF16(self.checkpoint.mapped("model.embed_tokens.weight"))  # rows are read when they're needed
         layers = tuple(self._layer(spec) for spec in self.config.layers)
         norm, head = self._vector("model.norm.weight"), self._bf16("lm_head.weight")
+        tower = self.config.tower
+        vision = None if tower is None else build_tower(tower, self._vector, lambda name: MatrixBF16(self._flat(name)))
         self.faults += check_tensors(self.unchecked, self.threads, self.progress)
         if self.faults:
             raise CheckpointError(capped(self.faults))
-        return Weights(self.config, embed, layers, norm, head, table, skipped)
+        return Weights(self.config, embed, layers, norm, head, table, vision, skipped)
 
     def _layer(self, spec: LayerSpec) -> LayerWeights:
         at = layer_prefix(spec.index)
@@ -207,6 +212,11 @@ class _Loader:
         ranges = self.checkpoint.data_ranges(name)
         self.unchecked.append(Checked(_at(self.checkpoint.tensors[name]), array, ranges))
         return array
+
+    def _flat(self, name: str) -> NDArray[Any]:
+        """The mapped tensor as a matrix: a convolution's kernels are rows."""
+        array = self._view(name)
+        return array.reshape(len(array), -1)
 
     def _vector(self, name: str) -> F32:
         """A small tensor as a float32 of our own."""

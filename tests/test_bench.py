@@ -45,7 +45,9 @@ def bytes_of_step(engine: Engine, model: Path) -> int:
     weights, config = engine.model.weights, engine.config
     total = 0
     for name, info in Checkpoint.open(model).tensors.items():
-        if name in weights.skipped or ".mlp.experts." in name or name == "model.embed_tokens.weight":
+        if name in weights.skipped or name.startswith("visual.") or ".mlp.experts." in name:
+            continue
+        if name == "model.embed_tokens.weight":
             continue
         total += info.nbytes
         if info.dtype == "BF16" and len(info.shape) == 1:

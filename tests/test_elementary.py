@@ -1,7 +1,8 @@
-"""exp, reciprocal, rsqrt and sigmoid: near float64, defined at the edges, and the same bits compiled."""
+"""exp, reciprocal, rsqrt, sigmoid, erf and gelu: near float64, defined at the edges, and the same bits compiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from cpu_fallback import compiled_elementary, elementary
 from mimo_vk.formats import F32
-from tools.fit_elementary import fit_exp, floats, ulps
+from tools.fit_elementary import exact_erf, fit_erf_far, fit_erf_near, fit_exp, floats, ulps
 
 F = np.float32
 INF, NAN = np.inf, np.nan
-NAMES = ("exp", "reciprocal", "rsqrt", "sigmoid")
+NAMES = ("exp", "reciprocal", "rsqrt", "sigmoid", "erf", "gelu")
+NEVER_SUBNORMAL = NAMES[:-1]  # half of the smallest normal number is one
 
 
 def scalar(name: str, x: float) -> float:
@@ -92,7 +94,30 @@ def test_sigmoid_at_the_edges() -> None:
     assert np.isnan(scalar("sigmoid", NAN))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_erf_is_within_two_ulp() -> None:
+    for x in (np.linspace(0, 4.2, 300_001)[1:].astype(F), floats(0x00800000, 0x40800000, 7919)):
+        got = elementary.erf(x)
+        assert ulps(got, exact_erf(x)) < 1.4
+        assert (elementary.erf(-x) == -got).all()
+
+
+def test_erf_at_the_edges() -> None:
+    assert [scalar("erf", x) for x in (INF, -INF, 4, -4, 3e38)] == [1, -1, 1, -1, 1]
+    for zero in (0.0, 1e-40):
+        assert scalar("erf", zero) == 0 and np.signbit(scalar("erf", -zero)) and not np.signbit(scalar("erf", zero))
+    assert np.isnan(scalar("erf", NAN)) and np.isnan(scalar("erf", -NAN))
+    assert scalar("erf", 1) == F(0.8427007929497149) and scalar("erf", 0.5) == F(0.5204998778130465)
+
+
+def test_gelu_is_near_float64() -> None:
+    x = np.linspace(-12, 12, 100_003).astype(F)
+    exact = x.astype(np.float64) * (1 + exact_erf(x * math.sqrt(0.5))) / 2
+    # 1 + erf loses its last digits below 0: half of one unit of 1, times half of x, is what can be kept
+    assert (np.abs(elementary.gelu(x) - exact) <= 3 * 2.0**-24 * np.maximum(np.abs(exact), np.abs(x) / 2)).all()
+    assert scalar("gelu", INF) == INF and np.isnan(scalar("gelu", -INF)) and scalar("gelu", 0) == 0
+
+
+@pytest.mark.parametrize("name", NEVER_SUBNORMAL)
 def test_no_result_is_subnormal(name: str) -> None:
     bits = np.random.default_rng(1).integers(0, 1 << 32, 500_000, dtype=np.uint32)
     with np.errstate(all="ignore"):
@@ -121,6 +146,9 @@ def test_compiled_bits_are_the_same(name: str) -> None:
 
 def test_the_coefficients_are_the_fit() -> None:
     """The fit lands within a few units of the last place of the constants, whatever the linear algebra underneath."""
+    for fitted, stated_values in ((fit_erf_near(), elementary.ERF_NEAR), (fit_erf_far(), elementary.ERF_FAR)):
+        assert fitted[1] < 0.03 * 2.0**-24
+        assert np.abs(np.array(stated_values) - fitted[0]).max() < 1e-6
     coefficients, error = fit_exp()
     assert error < 0.06 * 2.0**-24
     stated = np.array([getattr(elementary, f"EXP_E{power}") for power in range(2, 7)])

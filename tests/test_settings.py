@@ -34,6 +34,7 @@ def test_every_documented_variable_is_read() -> None:
         "MIMO_VK_TIER_RATE": "3", "MIMO_THREADS": "5", "MIMO_READ_THREADS": "6", "MIMO_DIRECT": "0",
         "MIMO_LOG": "debug", "MIMO_BACKEND": "numpy", "MIMO_PIN_SLOTS": "2",
         "MIMO_API_KEY": "k", "MIMO_MAX_IMAGE_TOKENS": "99", "MIMO_LOG_PROMPTS": "1",
+        "MIMO_VISION_SINK": "denominator",
     }  # fmt: skip
     found, warnings = resolve({}, environ)
     assert warnings == []
@@ -41,6 +42,7 @@ def test_every_documented_variable_is_read() -> None:
         model=Path("/m"), dirs=(Path("/a"), Path("/b")), cap=9, ctx=100, chunk=7, dense_bits=8, device="1", dense="cpu",
         tier_gb=2.5, tier_rate=3, threads=5, read_threads=6, direct=False, log_level="debug", backend="numpy",
         pin_slots=2, api_key="k", max_image_tokens=99, log_prompts=True,
+        vision_sink="denominator",
     )  # fmt: skip
     assert set(environ) == {row.variable for row in SHARED if row.variable}
 
