@@ -15,7 +15,7 @@ from mimo_vk.errors import UsageError
 from mimo_vk.machine import memory_available
 from mimo_vk.safetensors_header import tensor_bytes
 from mimo_vk.settings import PIN_SLOTS
-from mimo_vk.tensor_names import dense_tensors, expert_bytes, qkv_rows
+from mimo_vk.tensor_names import TOWER_KIND, dense_tensors, expert_bytes, qkv_rows
 
 if TYPE_CHECKING:
     from mimo_vk.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ SERVER_BYTES = 110_000_000  # measured 86 MB: the process that speaks HTTP, and 
 BYTES_PER_KEPT_ID = 40  # an int and its place in a list
 KERNEL_SCRATCH = 96_000_000  # decoded blocks, attention scores and the kernels' own buffers
 REQUANTISED = ("qkv", "o_proj", "dense MLP", "head")  # what --dense-bits applies to
-KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms", "vision tower")
+KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms", TOWER_KIND)
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def dense_bytes(config: Config, dense_bits: int = 0) -> dict[str, int]:
 
 
 def disk_bytes(config: Config) -> int:
-    """The tensors that are used, as stored."""
-    dense = sum(tensor_bytes(w.dtype, w.shapes[0]) for w in dense_tensors(config).values())
+    """The text model's tensors as stored."""
+    dense = sum(tensor_bytes(w.dtype, w.shapes[0]) for w in dense_tensors(config).values() if w.kind != TOWER_KIND)
     return dense + sum(spec.moe for spec in config.layers) * config.n_routed_experts * expert_bytes(config)
 
 

@@ -19,6 +19,7 @@ Shape = tuple[int, ...]
 
 # Sound, multi-token prediction and the draft model aren't loaded; nor is visual.* where config.json has no tower.
 TOWER = "visual."
+TOWER_KIND = "vision tower"
 SKIPPED = re.compile(r"(model\.)?(visual\.|audio|speech_|mtp|dflash)")
 
 EXPERT_PARTS = ("down_proj.weight", "down_proj.weight_scale", "gate_proj.weight", "gate_proj.weight_scale",
@@ -101,7 +102,7 @@ def vision_tensors(v: VisionConfig) -> dict[str, Wanted]:
             ("mlp.down_proj", v.hidden_size, v.intermediate_size),
         ):
             shapes |= {f"{at}{part}.weight": (rows, columns), f"{at}{part}.bias": (rows,)}
-    return {TOWER + name: Wanted("vision tower", "BF16", (shape,)) for name, shape in shapes.items()}
+    return {TOWER + name: Wanted(TOWER_KIND, "BF16", (shape,)) for name, shape in shapes.items()}
 
 
 def _layer_tensors(config: Config, spec: LayerSpec) -> dict[str, Wanted]:

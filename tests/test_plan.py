@@ -37,6 +37,13 @@ FLASH: Config = load_config(DATA / "flash-config.json")[0]
 PRO: Config = load_config(DATA / "pro-config.json")[0]
 
 
+def tower_bytes(hidden: int) -> int:
+    """BF16 matrices; biases, norms and sinks widened: 28 blocks, 24 of them with sinks, then the merger."""
+    matrices = 28 * (3072 * 1280 + 1280 * 2048 + 3 * 4608 * 1280) + 1280 * 1536 + 5120 * 5120 + hidden * 5120
+    vectors = 28 * (3072 + 1280 + 2 * 4608 + 1280 + 2 * 1280) + 24 * 32 + 1280
+    return 2 * matrices + 4 * vectors
+
+
 def test_flash_dense_weights_by_kind():
     hidden = 4096
     assert dense_bytes(FLASH) == {
@@ -47,6 +54,7 @@ def test_flash_dense_weights_by_kind():
         "dense MLP": 3 * (16384 * hidden + 128 * 32 * 4),
         "router": 47 * (256 * hidden * 2 + 256 * 4),
         "norms": (2 * 48 + 1) * hidden * 4 + 39 * 64 * 4,
+        "vision tower": tower_bytes(hidden),
     }
 
 
@@ -60,6 +68,7 @@ def test_pro_dense_weights_by_kind():
         "dense MLP": 3 * (16384 * hidden + 128 * 48 * 4),
         "router": 69 * (384 * hidden * 2 + 384 * 4),
         "norms": (2 * 70 + 1) * hidden * 4 + 60 * 128 * 4,
+        "vision tower": tower_bytes(hidden),
     }
 
 
@@ -68,7 +77,7 @@ def test_requantised_dense_weights():
     assert int8["head"] == 152576 * (4096 + 4)
     assert wide["head"] == 152576 * 4096 * 4
     assert wide["o_proj"] == 2 * exact["o_proj"]
-    for kind in ("embedding", "router", "norms"):
+    for kind in ("embedding", "router", "norms", "vision tower"):
         assert exact[kind] == int8[kind] == wide[kind]
 
 
@@ -106,9 +115,9 @@ def test_experts_and_cold_reads():
     assert flash.cold_bytes_per_token == 47 * 8 * 12.75 * 2**20
     assert pro.cold_bytes_per_token == 69 * 8 * 19.125 * 2**20
     assert flash.experts_bytes_on_disk == 47 * 256 * 12.75 * 2**20
-    assert disk_bytes(FLASH) == flash.experts_bytes_on_disk + sum(dense_bytes(FLASH).values()) - 2 * (
-        97 * 4096 + 39 * 64  # the norms are half as large in the file
-    )
+    text = sum(nbytes for kind, nbytes in dense_bytes(FLASH).items() if kind != "vision tower")
+    norms_in_the_file = 2 * (97 * 4096 + 39 * 64)  # half as large
+    assert disk_bytes(FLASH) == flash.experts_bytes_on_disk + text - norms_in_the_file
 
 
 def test_a_slot_holds_an_expert_wherever_it_begins():
@@ -222,8 +231,9 @@ def test_plan_of_flash_before_its_download(tmp_path: Path, capsys: pytest.Captur
     lines = run(capsys, config_only(tmp_path, "flash-config.json"), ram=64).splitlines()
     values = {line[:32].strip(): line[32:42].strip() for line in lines if line.startswith("  ")}
     expected = {
-        "dense weights": "8.895", "embedding": "1.250", "head": "1.250", "qkv": "2.873", "o_proj": "3.221",
-        "dense MLP": "0.201", "router": "0.099", "norms": "0.002", "KV cache": "0.429", "9 full layers": "0.377",
+        "dense weights": "10.354", "embedding": "1.250", "head": "1.250", "qkv": "2.873", "o_proj": "3.221",
+        "dense MLP": "0.201", "router": "0.099", "norms": "0.002", "vision tower": "1.458",
+            "KV cache": "0.429", "9 full layers": "0.377",
         "39 window layers": "0.051", "one cached expert per layer": "0.629", "experts": "160.860",
         "snapshots": "0.260",
         "with serve, on top of it all": "0.217", "text model": "169.755",
