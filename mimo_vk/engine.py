@@ -21,13 +21,14 @@ from mimo_vk.formats import F32
 from mimo_vk.kv_cache import KvCache
 from mimo_vk.model import Experts, Model, PictureRows
 from mimo_vk.moe import CachedExperts
-from mimo_vk.ops import Ops
+from mimo_vk.ops import Ops, VisionOps
 from mimo_vk.pictures import Gallery, Pictures, PictureTools, Progress, Tower, load_tools
 from mimo_vk.progress import ticking
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
 from mimo_vk.tokenizer import Tokenizer
+from mimo_vk.vision import VisionTower
 from mimo_vk.vulkan.dense_cache import DeviceKvCache
 from mimo_vk.vulkan.dense_model import PlacedModel
 from mimo_vk.vulkan.listing import DeviceInfo
@@ -79,6 +80,8 @@ class Engine:
         self.model = self._model(weights, timed, experts)
         self._head = self._model(weights, self._ops, experts)
         self.tower: Tower | None = None
+        if weights.vision is not None:
+            self.tower = VisionTower(weights.vision, self._ops, settings.vision_sink)
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
 
@@ -179,7 +182,7 @@ def shipped_model() -> Path:
     return Path(str(resources.files("mimo_vk"))) / "demo"
 
 
-def make_ops(backend: str, threads: int) -> Ops:
+def make_ops(backend: str, threads: int) -> VisionOps:
     """The CPU backend: "numba", "numpy", or "auto" (numba where it can be imported). All return the same bytes."""
     if backend != "numpy":
         try:

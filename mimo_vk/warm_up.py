@@ -9,15 +9,19 @@ import numpy as np
 
 from mimo_vk.config import Config
 from mimo_vk.formats import F32, Expert, MatrixBF16, MatrixMXFP4
-from mimo_vk.ops import Ops, QkvLayout
+from mimo_vk.ops import Ops, QkvLayout, VisionOps
+from mimo_vk.vision_config import VisionConfig
 
 WIDE = 1 << 15  # numbers: enough for an operation to share its work between threads
 LONG = 1 << 8  # keys, likewise
 
 
-def warm_up(ops: Ops, config: Config) -> None:
+def warm_up(ops: VisionOps, config: Config) -> None:
     """Run every operation on one thread and on several."""
-    for step in (*_row_steps(ops), *_attention_steps(ops, config), *_product_steps(ops)):
+    steps = [*_row_steps(ops), *_attention_steps(ops, config), *_product_steps(ops)]
+    if config.tower is not None:
+        steps += _vision_steps(ops, config.tower)
+    for step in steps:
         step()
 
 
@@ -71,4 +75,16 @@ def _product_steps(ops: Ops) -> list[Callable[[], object]]:
         partial(ops.linear, matrix, _zeros(1, 32)),
         partial(ops.expert_gate_up, [expert], one, one, _zeros(1, 32)),
         partial(ops.expert_down, [expert], one, _zeros(1, 32)),
+    ]
+
+
+def _vision_steps(ops: VisionOps, tower: VisionConfig) -> list[Callable[[], object]]:
+    rows = (_zeros(1, 32), _zeros(2, WIDE))
+    keys = _zeros(LONG, 1, tower.head_dim)
+    queries = (_zeros(1, 8, tower.head_dim), _zeros(LONG, 8, tower.head_dim))
+    return [
+        partial(ops.add_row, rows[0], _zeros(32)),
+        partial(ops.layer_norm, rows[0], _zeros(32), 1e-6),
+        *(partial(ops.gelu, x) for x in rows),
+        *(partial(ops.patch_attention, q, keys, keys, 0, 1, _zeros(8), "key0") for q in queries),
     ]

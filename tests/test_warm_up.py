@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 from numba.core import event
 
+from mimo_vk.image import Patches
 from mimo_vk.progress import ticking
 from tests.engines import PROMPT, open_engine
 
@@ -17,6 +19,8 @@ def test_nothing_is_compiled_after_the_start(tiny_checkpoint: Path) -> None:
         with event.install_recorder("numba:compile") as recorder:
             session.prompt(PROMPT * 30)
             session.prompt([*PROMPT * 30, 1])
+            assert engine.tower is not None
+            engine.tower.forward(Patches(np.zeros((400, 1536), np.float32), (20, 20), 2))
         assert [what.data["dispatcher"] for _, what in recorder.buffer] == []
 
 
