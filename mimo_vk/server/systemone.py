@@ -181,7 +181,7 @@ SCHEMA: dict[str, Any] = {
                 "properties": {
                     "type": {"enum": ["image", None]},
                     "format": {"type": ["string", "null"]},
-                    "data_base64": {"type": ["string", "null"]},
+                    "data_base64": {"type": ["string", "null"], "contentEncoding": "base64"},
                     "part": {"type": ["string", "null"]},
                 },
             },
