@@ -39,6 +39,7 @@ _COUNTERS = {  # of /metrics, as Stats has them
     "decode_seconds_total": "decode_seconds",
     'expert_reads_total{place="ram"}': "expert_hits",
     'expert_reads_total{place="disk"}': "expert_misses",
+    'expert_reads_total{place="device"}': "tier_hits",
     "disk_read_bytes_total": "bytes_read",
 }
 
@@ -51,7 +52,7 @@ class Client:
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
-                headers={"authorization": f"Bearer {key}"} if key else {},
+                headers={b"authorization": f"Bearer {key}".encode()} if key else {},
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
                 trust_env=not _is_loopback(self.url),  # no proxy leads back to this machine
             )

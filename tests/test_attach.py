@@ -102,10 +102,10 @@ def test_a_decision_has_the_api_s_numbers(tiny_server: LiveServer, tiny_checkpoi
 
 
 def test_the_key_is_sent(tiny_checkpoint: Path) -> None:
-    with serving(tiny_checkpoint, "--api-key", "secret", program="tests.echo_model") as server:
+    with serving(tiny_checkpoint, "--api-key", "schlüssel", program="tests.echo_model") as server:
         with pytest.raises(MimoError, match="no key was given"):
             Remote(server.url, Settings())
-        with Remote(server.url, Settings(api_key="secret")) as remote:
+        with Remote(server.url, Settings(api_key="schlüssel")) as remote:
             assert joined(remote.ask("Hi", think=False), Content) == "Hi"
 
 

@@ -188,6 +188,35 @@ def test_everything_waits_for_the_model(tiny_checkpoint: Path) -> None:
     asyncio.run(run())
 
 
+def test_half_a_request_is_answered_when_the_server_stops(tiny_checkpoint: Path) -> None:
+    """The server then cancels what it still waits for; the client is told why, and the log has no traceback."""
+    settings = Settings(model=tiny_checkpoint, cpu=True)
+    context = Context(Front(settings), Worker(settings))
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            sent.append(None)
+            return {"type": "http.request", "body": b'{"messages": [', "more_body": True}
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": []}
+        task = asyncio.create_task(make_app(context)(scope, receive, send))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+
+    asyncio.run(run())
+    _, start, body = sent
+    assert start["status"] == 503 and json.loads(body["body"])["error"]["message"] == "the server is stopping"
+    assert context.metrics.requests == {(CHAT, "unavailable"): 1}
+
+
 class Silent:
     """A task whose events are given by the test."""
 

@@ -61,7 +61,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def locked_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
     """A server with a key."""
-    with serving(tiny_checkpoint, "--api-key", "right", program="tests.echo_model") as server:
+    with serving(tiny_checkpoint, "--api-key", "ríght 世", program="tests.echo_model") as server:
         yield server
 
 
@@ -100,7 +100,7 @@ def test_the_page_and_its_files_are_served_without_a_key(locked_server: LiveServ
         assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", found.text), "nothing comes from elsewhere"
     assert client.get("/").headers["content-type"] == "text/html; charset=utf-8"
     assert client.head("/app.js").headers["content-type"] == "text/javascript; charset=utf-8"
-    key = {"authorization": "Bearer right"}
+    key = {"authorization": "Bearer ríght 世".encode()}
     for path in ("/index.html", "/web/app.js", "/../app.py", "/%2e%2e/app.py", "/app.js/"):
         assert client.get(path).status_code == 401, path
         assert client.get(path, headers=key).status_code == 404, path
@@ -312,7 +312,7 @@ def test_a_question_about_the_chat_and_a_refused_one(page: Page) -> None:
 
 def test_the_key_is_asked_for_and_kept_nowhere(browser: Browser, locked_server: LiveServer) -> None:
     page = browser.page(locked_server.url + "/")
-    for key, message in (("wrong", "no key was given"), ("right", "the key is wrong")):
+    for key, message in (("wrong", "no key was given"), ("ríght 世", "the key is wrong")):
         page.wait(f"document.querySelector('#key-message').innerText.includes({json.dumps(message)})")
         page.wait("document.activeElement.id === 'key'")
         page.type(key)

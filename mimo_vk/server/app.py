@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,13 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mimo_vk.errors import MimoError
 from mimo_vk.server import models, openai_chat, openai_completions, openapi, pages, systemone, tokenizing
-from mimo_vk.server.errors import ApiError, as_api_error
+from mimo_vk.server.errors import ApiError, Unavailable, as_api_error
 from mimo_vk.server.front import Front
 from mimo_vk.server.metrics import Metrics
 from mimo_vk.server.record import Record
 from mimo_vk.server.responses import KEEP_ALIVE_SECONDS, Json, refusal
 from mimo_vk.server.security import Gate
-from mimo_vk.server.worker import Worker
+from mimo_vk.server.worker import STOPPING, Worker
 
 log = logging.getLogger("mimo_vk")
 
@@ -93,6 +94,10 @@ class App:
             await self._answer(Request(scope, receive), record, sender, receive)
         except ClientDisconnect:
             record.outcome = "cancelled"
+        except asyncio.CancelledError:  # the server stops, and this client has sent half a request or reads no answer
+            record.outcome = "unavailable"
+            if not record.status:
+                await refusal(as_api_error(Unavailable(STOPPING)))(scope, receive, sender)
         except Exception as error:
             _note(error)
             if record.status:  # the answer has begun: all that is left is to break it off

@@ -33,7 +33,7 @@ export async function request(path, { body, signal } = {}) {
 
 function send(path, body, signal) {
   const headers = {};
-  if (key) headers.authorization = `Bearer ${key}`;
+  if (key) headers.authorization = `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}`; // as UTF-8
   if (body === undefined) return fetch(path, { headers, signal });
   headers["content-type"] = "application/json";
   return fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
