@@ -33,7 +33,10 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Outcome:
+    """``logits``: the bytes of the prompt's last position's. ``ids``: what greedy decoding made of it."""
+
     entry: dict[str, Any]
+    logits: bytes
     ids: list[int]
     answer: Answer
     right: bool
@@ -60,8 +63,7 @@ def prompt_of(engine: Engine, entry: dict[str, Any]) -> tuple[list[int], Picture
     return finder.place(ids, [finder.picture(data) for data in files])
 
 
-def answer_to(engine: Engine, session: Session, entry: dict[str, Any]) -> tuple[list[int], Answer]:
-    """The ids that greedy decoding gives and the answer they spell."""
+def answer_to(engine: Engine, session: Session, entry: dict[str, Any]) -> Outcome:
     assert engine.tokenizer
     prompt, pictures = prompt_of(engine, entry)
     parser, stream = AnswerParser(entry.get("tools")), engine.tokenizer.stream(keep=TAGS)
@@ -72,7 +74,8 @@ def answer_to(engine: Engine, session: Session, entry: dict[str, Any]) -> tuple[
         parser.push(stream.push(token))
     parser.push(stream.flush())
     parser.finish(cast(FinishReason, session.finish_reason))
-    return ids, Answer(parser.content, parser.reasoning, parser.tool_calls, session.finish_reason == "stop")
+    answer = Answer(parser.content, parser.reasoning, parser.tool_calls, session.finish_reason == "stop")
+    return Outcome(entry, logits.tobytes(), ids, answer, holds(entry["check"], answer))
 
 
 def evaluate(engine: Engine, entries: Iterable[dict[str, Any]]) -> Iterator[Outcome]:
@@ -80,8 +83,7 @@ def evaluate(engine: Engine, entries: Iterable[dict[str, Any]]) -> Iterator[Outc
     session = engine.session()
     for entry in entries:
         session.reset()
-        ids, answer = answer_to(engine, session, entry)
-        yield Outcome(entry, ids, answer, holds(entry["check"], answer))
+        yield answer_to(engine, session, entry)
 
 
 def table(outcomes: list[Outcome]) -> str:

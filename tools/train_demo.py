@@ -28,7 +28,7 @@ from tools.demo import bpe
 from tools.demo.batches import make_batch
 from tools.demo.control import CONTROL_TOKENS
 from tools.demo.draw import Draw
-from tools.demo.first_sight import first_sight
+from tools.demo.first_sight import described, first_sight
 from tools.demo.growth import SEED_SHAPE, grow
 from tools.demo.induction import install
 from tools.demo.mix import EMPHASIS, PICTURED, SKILLS, Conversation, conversation, turns_of
@@ -41,7 +41,9 @@ from tools.demo.tower import Tower
 TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
 GROW = 4700  # the step at which the experts become more and wider
-TOWER = 5450  # the step at which the picture tower comes in, taught to see a little by itself
+SIGHT = 0.3  # what the tower's own loss counts beside the language model's
+TOWER_PACE = 0.25  # of the learning rate, for the tower: at the full rate it forgot how to see within 500 steps
+TOWER = 6150  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
 STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
@@ -137,6 +139,7 @@ class Training:
         self.use(Network(SEED_SHAPE))
         self.step, self.seen, self.seconds = 0, 0, 0.0
         self.means: dict[int, float] = {}
+        self.sight = 0.0  # running mean of the tower's own loss
         self.pace = Pace()
         self.emphasis = torch.tensor([EMPHASIS.get(skill, 1.0) for skill in SKILLS])
         if (self.out / "state.pt").exists():
@@ -145,7 +148,7 @@ class Training:
 
     def use(self, net: Network) -> None:
         self.net = net
-        self.optimiser = Muon(net, self.args.lr, self.args.adam_lr, self.args.weight_decay)
+        self.optimiser = Muon(net, self.args.lr, self.args.adam_lr, self.args.weight_decay, tower_pace=TOWER_PACE)
 
     def load(self) -> None:
         state = torch.load(self.out / "state.pt")
@@ -180,7 +183,13 @@ class Training:
                 value = float(of_tag.mean())
                 self.means[tag] = 0.97 * self.means.get(tag, value) + 0.03 * value
         weights = self.emphasis[batch.tags]
-        return (each * weights).sum() / weights.sum()
+        loss = (each * weights).sum() / weights.sum()
+        if not batch.pictures:
+            return loss
+        assert self.net.sights is not None
+        sight = described(self.net.sights, batch.pictures, batch.seen, self.net.embed.detach())
+        self.sight = 0.97 * (self.sight or float(sight.detach())) + 0.03 * float(sight.detach())
+        return loss + SIGHT * sight
 
     def one_step(self, factor: float) -> tuple[float, float]:
         tokens = self.args.tokens * (3 if self.step >= GROW else 2) // 2
@@ -233,6 +242,8 @@ class Training:
 
     def report(self, loss: float, worst: float, factor: float, last: float) -> None:
         parts = " ".join(f"{SKILLS[tag][:5]} {value:.3f}" for tag, value in sorted(self.means.items()))
+        if self.net.tower is not None:
+            parts += f" sight {self.sight:.2f}"
         mark = "r" if self.net.rounding else " "
         done = f"{self.step:5}{mark} {self.seen / 1e6:.2f}M {self.seconds:.0f}s {last:.2f}s/step"
         print(f"{done} lr {factor:.2f} load {worst:.1f} loss {loss:.3f} | {parts}", flush=True)

@@ -47,4 +47,5 @@ def make_batch(examples: Sequence[Example]) -> Batch:
         torch.tensor(tags, dtype=torch.long),
         [picture for example in examples for picture in example.pictures],
         torch.tensor(places, dtype=torch.long),
+        [ids for example in examples for ids in example.seen],
     )

@@ -34,6 +34,7 @@ class Turn:
     check: dict[str, Any] = field(default_factory=dict)
     picture: dict[str, Any] | None = None  # described as in pictures.py, shown with the question
     picture_last: bool = False  # after the words instead of before them
+    seen: str = ""  # what is on it, in words
 
 
 class Draw:

@@ -1,12 +1,14 @@
 """The tower's start: its rows learn to be like the words for what a picture shows, before the language model sees them.
 
 For each picture the mean of the tower's rows, times the embedding, should be large for the pieces of the words that
-describe it. So the rows begin as something the language model can already read.
+describe it. So the rows begin as something the language model can already read; and the same loss goes on holding
+them there while both are trained.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -19,43 +21,37 @@ from tools.demo.muon import Muon
 from tools.demo.network import Network
 from tools.demo.patches import patches_of
 from tools.demo.pictures import paint
+from tools.demo.render import pieces
 from tools.demo.tower import Tower
 
 SKILLS = ("shapes", "shapes", "amounts", "sides", "reading", "reading")
 PICTURES = 24  # a step
 
 
-def sights(tokenizer: Tokenizer, seed: int, step: int) -> tuple[list[Patches], Tensor, Tensor]:
-    """Pictures, and for each piece of their descriptions: the picture it belongs to, its id."""
+def sights(tokenizer: Tokenizer, seed: int, step: int) -> tuple[list[Patches], list[list[int]]]:
+    """Pictures, and the pieces of what is on each."""
     draw = Draw(seed * 1_000_003 + step)
-    pictures, which, ids = [], [], []
-    for i in range(PICTURES):
-        picture, seen, _ = SIGHTS[draw.pick(SKILLS)](draw)
-        pictures.append(patches_of(paint(picture)))
-        pieces = set(tokenizer.encode(" " + seen, add_special_tokens=False).ids)
-        which += [i] * len(pieces)
-        ids += sorted(pieces)
-    return pictures, torch.tensor(which), torch.tensor(ids)
+    made = [SIGHTS[draw.pick(SKILLS)](draw) for _ in range(PICTURES)]
+    return [patches_of(paint(picture)) for picture, _, _ in made], [pieces(tokenizer, seen) for _, seen, _ in made]
 
 
-def described(tower: Tower, embed: Tensor, found: tuple[list[Patches], Tensor, Tensor]) -> Tensor:
-    """How badly the pictures' rows tell the pieces of their descriptions, all pieces of a picture alike."""
-    pictures, which, ids = found
-    rows = tower(pictures, lambda weight: weight)
+def described(rows: Tensor, pictures: Sequence[Patches], seen: Sequence[Sequence[int]], embed: Tensor) -> Tensor:
+    """How badly the tower's rows tell the pieces of the descriptions, all pieces of a picture alike."""
     mean = torch.stack([part.mean(0) for part in rows.split([p.tokens for p in pictures])])
     logits = (mean @ embed.T).log_softmax(-1)
-    share = 1.0 / torch.bincount(which, minlength=len(pictures)).float()
-    return -(logits[which, ids] * share[which]).sum() / len(pictures)
+    which = torch.tensor([i for i, ids in enumerate(seen) for _ in ids])
+    share = torch.tensor([1.0 / len(ids) for ids in seen for _ in ids])
+    return -(logits[which, torch.tensor([piece for ids in seen for piece in ids])] * share).sum() / len(seen)
 
 
 def first_sight(net: Network, tokenizer: Tokenizer, seed: int, steps: int = 1800) -> Tower:
     """A tower for ``net``, trained by itself; ``net`` stays as it is."""
     tower = Tower(net.shape.hidden_size)
-    alone = Network(net.shape, tower)
-    optimiser = Muon(alone, only="tower.")
+    optimiser = Muon(Network(net.shape, tower), only="tower.")
     embed, began = net.embed.detach(), time.monotonic()
     for step in range(steps):
-        loss = described(tower, embed, sights(tokenizer, seed, step))
+        pictures, seen = sights(tokenizer, seed, step)
+        loss = described(tower(pictures, lambda weight: weight), pictures, seen, embed)
         for parameter in tower.parameters():
             parameter.grad = None
         loss.backward()

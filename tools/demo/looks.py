@@ -115,7 +115,7 @@ def look(draw: Draw, skill: str) -> list[Turn]:
     for asked, answer, others in draw.some(questions, count):
         wanted = exact(*(form + end for form in (answer, *others) for end in ("", ".")))
         turns.append(Turn(asked, answer, f"I see {seen}.", check=wanted))
-    turns[0].picture, turns[0].picture_last = picture, draw.chance(0.2)
+    turns[0].picture, turns[0].picture_last, turns[0].seen = picture, draw.chance(0.2), seen
     return turns
 
 

@@ -43,7 +43,8 @@ def is_inner_matrix(name: str, parameter: Tensor) -> bool:
 class Muon:
     """Both halves, with one learning-rate factor per step. State is by parameter name, so that it can be saved.
 
-    Of the network's parameters it takes those whose name begins with ``only``.
+    Of the network's parameters it takes those whose name begins with ``only``; ``tower_pace`` times the learning rate
+    is the tower's.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Muon:
         decay: float = 0.05,
         momentum: float = 0.95,
         only: str = "",
+        tower_pace: float = 1.0,
     ) -> None:
+        self.tower_pace = tower_pace
         self.lr, self.adam_lr, self.decay, self.momentum = lr, adam_lr, decay, momentum
         parameters = {n: p for n, p in net.named_parameters() if n.startswith(only)}
         self.matrices = {n: p for n, p in parameters.items() if is_inner_matrix(n, p)}
@@ -84,10 +87,13 @@ class Muon:
         self.steps += 1
         for name, weight in self.matrices.items():
             if weight.grad is not None:  # the tower has none in a step without pictures
-                self._muon(name, weight, self.lr * factor)
+                self._muon(name, weight, self.lr * factor * self._pace(name))
         for name, weight in self.others.items():
             if weight.grad is not None:
-                self._adam(name, weight, self.adam_lr * factor)
+                self._adam(name, weight, self.adam_lr * factor * self._pace(name))
+
+    def _pace(self, name: str) -> float:
+        return self.tower_pace if name.startswith("tower.") else 1.0
 
     def _muon(self, name: str, weight: Tensor, lr: float) -> None:
         grad = weight.grad

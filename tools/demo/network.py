@@ -30,6 +30,7 @@ class Batch:
     tags: Tensor  # the skill of each of these, for reports
     pictures: list[Patches] = field(default_factory=list)
     places: Tensor | None = None  # rows that the pictures' tokens take, in their order
+    seen: list[list[int]] = field(default_factory=list)  # the pieces of what is on each picture
 
 
 class RoundTo(torch.autograd.Function):
@@ -226,6 +227,7 @@ class Network(nn.Module):
         super().__init__()
         self.shape, self.rounding = shape, False
         self.tower = tower
+        self.sights: Tensor | None = None  # the tower's rows of the last pass
         self.embed = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.5)
         self.layers = nn.ModuleList(Layer(shape, layer) for layer in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
@@ -245,7 +247,8 @@ class Network(nn.Module):
         x = F.embedding(batch.ids, self.rounded(self.embed, "bf16"))
         if batch.pictures:
             assert self.tower is not None and batch.places is not None
-            x = x.index_copy(0, batch.places, self.tower(batch.pictures, lambda weight: self.rounded(weight, "bf16")))
+            self.sights = self.tower(batch.pictures, lambda weight: self.rounded(weight, "bf16"))
+            x = x.index_copy(0, batch.places, self.sights)
         for layer in self.layers:
             x = layer(x, batch, self)
         return rms_norm(x, self.rounded(self.norm, "bf16"), self.shape.eps)

@@ -30,6 +30,7 @@ class Example:
     tag: int
     pictures: list[Patches] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of the pictures' tokens among the ids
+    seen: list[list[int]] = field(default_factory=list)  # the pieces of what is on each picture
 
 
 def load_template(path: Path = TEMPLATE) -> jinja2.Template:
@@ -74,6 +75,11 @@ def with_pads(text: str, pictures: list[Patches]) -> str:
     return before + "".join(IMAGE * p.tokens + part for p, part in zip(pictures, rest, strict=True))
 
 
+def pieces(tokenizer: Tokenizer, words: str) -> list[int]:
+    """The distinct ids of some words inside a sentence."""
+    return sorted(set(tokenizer.encode(" " + words, add_special_tokens=False).ids))
+
+
 class Renderer:
     def __init__(self, tokenizer: Tokenizer | None, template: jinja2.Template | None = None) -> None:
         self.tokenizer = tokenizer
@@ -89,7 +95,8 @@ class Renderer:
         pictures = [patches_of(paint(turn.picture)) for turn in conv.turns if turn.picture is not None]
         encoded = self.tokenizer.encode(with_pads(self.text(conv, keep_thoughts), pictures), add_special_tokens=False)
         places = [i for i, token in enumerate(encoded.tokens) if token == IMAGE]
-        return Example(encoded.ids, self.trained(encoded.tokens, conv.turns), conv.tag, pictures, places)
+        seen = [pieces(self.tokenizer, turn.seen) for turn in conv.turns if turn.picture is not None]
+        return Example(encoded.ids, self.trained(encoded.tokens, conv.turns), conv.tag, pictures, places, seen)
 
     def trained(self, tokens: list[str], turns: list[Turn]) -> list[bool]:
         counts, answer, i = [False] * len(tokens), 0, 0
