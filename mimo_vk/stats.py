@@ -56,8 +56,6 @@ class Stats:
 
     def lines(self) -> list[str]:
         """The same for a person, a few lines."""
-        reads = self.expert_hits + self.expert_misses
-        share = f"{self.expert_hits / reads:.1%}" if reads else "none asked"
         busy = self.prefill_seconds + self.decode_seconds + self.picture_seconds
         parts = ", ".join(
             f"{name} {seconds:.2f} s" for name, seconds in sorted(self.parts.items(), key=lambda p: -p[1])
@@ -69,7 +67,7 @@ class Stats:
             _phase("prompt", self.prefill_tokens, self.prefill_seconds) + f", {self.reused_tokens} tokens reused",
             _phase("answer", self.decode_tokens, self.decode_seconds),
             *pictures,
-            f"experts in RAM: {share} of {reads}; read {self.bytes_read / 1e9:.2f} GB from disk",
+            self._experts_line(),
             *dense,
             *tier,
             f"time {busy:.2f} s: {parts}" if parts else f"time {busy:.2f} s",
@@ -80,11 +78,19 @@ class Stats:
             return "device: lost, the dense layers run on the CPU"
         return f"device: holds {self.device_layers} dense layers" + (" and the head" if self.device_head else "")
 
+    def _experts_line(self) -> str:
+        """Where the experts were found that forward passes used."""
+        places = {"in RAM": self.expert_hits, "on disk": self.expert_misses}
+        if self.tier_slots is not None or self.tier_hits:
+            places = {"on the device": self.tier_hits, **places}
+        used = sum(places.values())
+        shares = ", ".join(f"{count / used:.1%} {place}" for place, count in places.items()) if used else "none"
+        return f"experts: {shares} of {used} used; read {self.bytes_read / 1e9:.2f} GB"
+
     def _tier_line(self) -> str:
-        used = self.tier_hits + self.expert_hits + self.expert_misses
-        share = f"{self.tier_hits / used:.1%}" if used else "none asked"
-        holds = "lost" if self.tier_slots == 0 else f"holds {self.tier_resident} of {self.tier_slots} experts"
-        return f"device: {holds}, {self.tier_uploads} sent; computed {share} of {used}"
+        if self.tier_slots == 0:
+            return "device: lost, the experts run on the CPU"
+        return f"device: holds {self.tier_resident} of {self.tier_slots} experts, {self.tier_uploads} sent"
 
 
 def rate(tokens: int, seconds: float) -> float | None:

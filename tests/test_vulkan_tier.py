@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mimo_vk.stats import Stats
 from mimo_vk.vulkan.client import TierGone
 from mimo_vk.vulkan.tier import HALF_LIFE, Tier
 
@@ -153,3 +154,37 @@ def test_a_lost_device_holds_nothing() -> None:
     tier.drop(raised.value)
     assert tier.gone and held(tier) == set() and tier.resident == 0 and client.dropped == [raised.value]
     assert not tier.offer(1, 3, None)  # type: ignore[arg-type]
+
+
+def test_what_the_counters_say_to_a_person() -> None:
+    """20 + 100 + 80 uses; a tier of 30 slots, 12 of them filled; and the same once the device is lost."""
+    stats = Stats(prefill_tokens=4, prefill_seconds=2.0, decode_tokens=10, decode_seconds=4.0, bytes_read=1_234_000_000)
+    stats.expert_hits, stats.expert_misses, stats.parts = 100, 80, {"dense": 2.5, "device": 3.0}
+    assert stats.lines()[2:] == [
+        "experts: 55.6% in RAM, 44.4% on disk of 180 used; read 1.23 GB",
+        "time 6.00 s: device 3.00 s, dense 2.50 s",
+    ]
+    stats.tier_slots, stats.tier_resident, stats.tier_hits, stats.tier_uploads = 30, 12, 20, 15
+    assert stats.lines() == [
+        "prompt: 4 tokens in 2.00 s (2.0/s), 0 tokens reused",
+        "answer: 10 tokens in 4.00 s (2.5/s)",
+        "experts: 10.0% on the device, 50.0% in RAM, 40.0% on disk of 200 used; read 1.23 GB",
+        "device: holds 12 of 30 experts, 15 sent",
+        "time 6.00 s: device 3.00 s, dense 2.50 s",
+    ]
+    stats.tier_slots = 0
+    assert stats.lines()[3] == "device: lost, the experts run on the CPU"
+    assert Stats().lines()[2] == "experts: none of 0 used; read 0.00 GB"
+
+
+def test_the_tier_s_counters_in_the_engine_s() -> None:
+    client = FakeClient(6)
+    tier, stats = make(client), Stats()
+    forward(tier, {1: [3, 4], 2: [5]})
+    tier.stats.hits, tier.stats.wait_seconds = 7, 0.25
+    tier.count(stats)
+    assert (stats.tier_slots, stats.tier_resident, stats.tier_uploads, stats.tier_hits) == (6, 3, 3, 7)
+    assert stats.parts == {"device": 0.25}
+    tier.drop(TierGone("it was unplugged"))
+    tier.count(stats)
+    assert (stats.tier_slots, stats.tier_resident, stats.tier_uploads, stats.tier_hits) == (0, 0, 3, 7)
