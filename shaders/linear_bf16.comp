@@ -26,7 +26,11 @@ void decode(uvec4 words, out vec4 v[GROUP]) {
     v[1] = uintBitsToFloat(words & 0xFFFF0000u);
 }
 
-vec4 scaled(vec4 partial, uint j, uint round) {
+uint scales_of(uint j) {
+    return 0;
+}
+
+vec4 scaled(vec4 partial, uint scales, uint round) {
     return partial;
 }
 

@@ -25,7 +25,11 @@ void decode(uvec4 words, out vec4 v[GROUP]) {
     v[0] = uintBitsToFloat(words);
 }
 
-vec4 scaled(vec4 partial, uint j, uint round) {
+uint scales_of(uint j) {
+    return 0;
+}
+
+vec4 scaled(vec4 partial, uint scales, uint round) {
     return partial;
 }
 

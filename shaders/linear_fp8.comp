@@ -57,8 +57,12 @@ void decode(uvec4 words, out vec4 v[GROUP]) {
     }
 }
 
-vec4 scaled(vec4 partial, uint j, uint round) {
-    precise vec4 result = partial * vec4(uintBitsToFloat(s[s_at + n + s[s_at + j] * blocks + round]));
+uint scales_of(uint j) {
+    return s_at + n + s[s_at + j] * blocks;
+}
+
+vec4 scaled(vec4 partial, uint scales, uint round) {
+    precise vec4 result = partial * vec4(uintBitsToFloat(s[scales + round]));
     return result;
 }
 

@@ -7,9 +7,10 @@
 // x loaded once for OUTPUTS.
 //
 // What includes this has defined GROUP, the columns of a word, and the functions
-//   void decode(uvec4 words, out vec4 v[GROUP])     column c of 4 lanes' words
-//   vec4 scaled(vec4 partial, uint j, uint round)   a partial times its block's scale
-//   float finished(float total, uint j)             the finished sum times its row's scale
+//   void decode(uvec4 words, out vec4 v[GROUP])         column c of 4 lanes' words
+//   uint scales_of(uint j)                              where row j's block scales begin
+//   vec4 scaled(vec4 partial, uint scales, uint round)  a partial times its block's scale
+//   float finished(float total, uint j)                 the finished sum times its row's scale
 
 layout(constant_id = 0) const uint ROWS = 1;
 layout(constant_id = 1) const uint OUTPUTS = 1;
@@ -38,7 +39,13 @@ void load_x(uint at, out vec4 v[GROUP]) {
 
 void add_products(uint quad, uint j0, uint row0) {
     vec4 acc[ROWS * OUTPUTS];
+    uint row_at[OUTPUTS], scales_at[OUTPUTS];
     [[unroll]] for (uint i = 0; i < ROWS * OUTPUTS; i++) acc[i] = vec4(runtime_zero());
+    [[unroll]] for (uint o = 0; o < OUTPUTS; o++) {
+        uint j = min(j0 + o * OCTETS, n - 1);
+        row_at[o] = (w_at >> 2) + j * items;
+        scales_at[o] = scales_of(j);
+    }
     for (uint item = quad; item < items; item += 8) {
         vec4 columns[ROWS * GROUP];
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
@@ -47,16 +54,15 @@ void add_products(uint quad, uint j0, uint row0) {
             [[unroll]] for (uint c = 0; c < GROUP; c++) columns[r * GROUP + c] = v[c];
         }
         [[unroll]] for (uint o = 0; o < OUTPUTS; o++) {
-            uint j = min(j0 + o * OCTETS, n - 1);
             vec4 v[GROUP];
-            decode(w[(w_at >> 2) + j * items + item], v);
+            decode(w[row_at[o] + item], v);
             [[unroll]] for (uint r = 0; r < ROWS; r++) {
                 precise vec4 p = v[0] * columns[r * GROUP];
                 [[unroll]] for (uint c = 1; c < GROUP; c++) {
                     precise vec4 product = v[c] * columns[r * GROUP + c];
                     p = p + product;
                 }
-                precise vec4 sum = acc[o * ROWS + r] + scaled(p, j, item >> 3);
+                precise vec4 sum = acc[o * ROWS + r] + scaled(p, scales_at[o], item >> 3);
                 acc[o * ROWS + r] = sum;
             }
         }
