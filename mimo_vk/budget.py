@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_vk.config import Config
 from mimo_vk.direct_io import span_capacity
-from mimo_vk.errors import UsageError
+from mimo_vk.errors import CheckpointError, UsageError
+from mimo_vk.image import load_limits
 from mimo_vk.machine import memory_available
 from mimo_vk.safetensors_header import tensor_bytes
 from mimo_vk.settings import PIN_SLOTS
 from mimo_vk.tensor_names import TOWER_KIND, dense_tensors, expert_bytes, qkv_rows
+from mimo_vk.vision import ROWS
 
 if TYPE_CHECKING:
     from mimo_vk.checkpoint import Checkpoint
@@ -28,6 +31,7 @@ TOKENIZER_BYTES_PER_ID = 700  # tokenizer.json's vocabulary and merges, as the t
 TABLE_BYTES_PER_TENSOR = 900  # measured: the table of tensors with names and places
 SERVER_BYTES = 110_000_000  # measured 86 MB: the process that speaks HTTP, and a helper of Python's beside it
 BYTES_PER_KEPT_ID = 40  # an int and its place in a list
+PICTURE_ROWS_KEPT = 64 << 20  # of pictures seen before: one that stays in a conversation is looked at once
 KERNEL_SCRATCH = 96_000_000  # decoded blocks, attention scores and the kernels' own buffers
 REQUANTISED = ("qkv", "o_proj", "dense MLP", "head")  # what --dense-bits applies to
 KINDS = ("embedding", "head", "qkv", "o_proj", "dense MLP", "router", "norms", TOWER_KIND)
@@ -43,6 +47,7 @@ class Plan:
     scratch: int
     runtime: int
     snapshots: int  # all that are kept, and the one that a closed question is read from
+    pictures: int  # the largest picture's way through the tower, and the rows of pictures
     server: int  # the process that speaks HTTP, with a tokenizer of its own
     layers_with_experts: int
     experts_per_layer: int
@@ -62,7 +67,7 @@ class Plan:
         """All but the expert cache."""
         kept = self.kv_full + self.kv_rings + self.snapshots
         processes = self.runtime + self.tier + (self.server if self.serving else 0)
-        return sum(self.dense.values()) + kept + self.scratch + processes
+        return sum(self.dense.values()) + kept + self.scratch + self.pictures + processes
 
     @property
     def slot_bytes_all_layers(self) -> int:
@@ -142,6 +147,20 @@ def scratch_bytes(config: Config, chunk: int) -> int:
     return 4 * floats + KERNEL_SCRATCH
 
 
+def picture_bytes(config: Config, ctx: int, tokens: int) -> int:
+    """What it takes to see a picture of ``tokens``: its numbers and the tower's for each patch, rows for a prompt.
+
+    Decoding comes before the tower's numbers and needs less, but for a file of several times the pixels that are kept.
+    """
+    tower = config.tower
+    if tower is None:
+        return 0
+    patch = tower.patch_values + tower.hidden_size + max(tower.hidden_size, tower.qkv_rows) + 2 * tower.head_dim
+    piece = 2 * tower.qkv_rows + 3 * tower.intermediate_size + 4 * tower.hidden_size
+    floats = tokens * tower.merge_unit * patch + ROWS * piece + ctx * config.hidden_size
+    return 4 * floats + PICTURE_ROWS_KEPT
+
+
 def least_plan(
     config: Config,
     *,
@@ -150,9 +169,13 @@ def least_plan(
     dense_bits: int = 0,
     num_tensors: int = 0,
     pin_slots: int = PIN_SLOTS,
+    picture_tokens: int | None = None,
     serving: bool = False,
 ) -> Plan:
-    """The plan with the smallest cache that can run: one routing step per layer."""
+    """The plan with the smallest cache that can run: one routing step per layer.
+
+    picture_tokens: of the largest picture (None: the whole context).
+    """
     ctx = min(ctx, config.max_position_embeddings)
     chunk = min(chunk, ctx)
     nbytes, kv = expert_bytes(config), kv_bytes(config, ctx)
@@ -165,6 +188,7 @@ def least_plan(
         scratch=scratch_bytes(config, chunk),
         runtime=RUNTIME_BYTES + tokenizer + tables,
         snapshots=(pin_slots + 1) * snapshot_bytes(config, ctx),
+        pictures=picture_bytes(config, ctx, ctx if picture_tokens is None else min(ctx, picture_tokens)),
         server=SERVER_BYTES + tokenizer,
         layers_with_experts=sum(spec.moe for spec in config.layers),
         experts_per_layer=config.n_routed_experts,
@@ -225,7 +249,7 @@ def memory_limit(settings: Settings) -> tuple[int | None, str]:
     return share or None, f"{SHARE:.0%} of the available memory (--ram or --cap to go beyond)"
 
 
-def settings_plan(config: Config, settings: Settings, num_tensors: int = 0) -> Plan:
+def settings_plan(config: Config, settings: Settings, num_tensors: int = 0, picture_tokens: int | None = None) -> Plan:
     """The smallest plan with the settings' context, block, dense bits and snapshots."""
     return least_plan(
         config,
@@ -234,12 +258,26 @@ def settings_plan(config: Config, settings: Settings, num_tensors: int = 0) -> P
         dense_bits=settings.dense_bits,
         num_tensors=num_tensors,
         pin_slots=settings.pin_slots,
+        picture_tokens=picture_tokens,
         serving=settings.serving,
     )
+
+
+def largest_picture(model_dir: Path, config: Config, settings: Settings) -> int | None:
+    """Tokens of the largest picture that the checkpoint's limits and the settings allow; None where nothing says."""
+    if config.vision is None:
+        return None
+    try:
+        limits = load_limits(model_dir, config.vision, settings)
+    except CheckpointError:  # said where a picture is asked for
+        return settings.max_image_tokens
+    most = max(1, limits.max_pixels // limits.unit**2)
+    return most if limits.max_tokens is None else min(most, limits.max_tokens)
 
 
 def plan_for(checkpoint: Checkpoint, config: Config, settings: Settings, tier: int = 0) -> Plan:
     """The plan by the settings, with ``tier`` bytes taken for the device. Errors: UsageError if it doesn't fit."""
     limit, source = memory_limit(settings)
-    least = replace(settings_plan(config, settings, len(checkpoint.tensors)), tier=tier)
+    pictures = largest_picture(checkpoint.model_dir, config, settings)
+    least = replace(settings_plan(config, settings, len(checkpoint.tensors), pictures), tier=tier)
     return fit(least, limit, settings.cap, source)

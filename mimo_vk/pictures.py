@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mimo_vk.budget import PICTURE_ROWS_KEPT
 from mimo_vk.config import Config
 from mimo_vk.errors import CheckpointError, ImageError, UsageError
 from mimo_vk.formats import F32
@@ -25,7 +26,6 @@ from mimo_vk.model import PictureRows
 from mimo_vk.settings import Settings
 
 Progress = Callable[[int, int], None]
-KEPT_BYTES = 64 << 20  # of rows: a picture that stays in a conversation is looked at once
 
 
 class Tower(Protocol):
@@ -148,7 +148,7 @@ def data_uri(data: bytes) -> str:
 class Gallery:
     """The tower with the rows that it made last, by the pictures' content."""
 
-    def __init__(self, tower: Tower, limits: ImageLimits, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, tower: Tower, limits: ImageLimits, kept_bytes: int = PICTURE_ROWS_KEPT) -> None:
         self._tower, self._limits, self._kept_bytes = tower, limits, kept_bytes
         self._rows: OrderedDict[bytes, F32] = OrderedDict()  # the least recently used first
         self.seen = 0  # pictures that the tower was shown
@@ -158,7 +158,8 @@ class Gallery:
     ) -> PictureRows:
         """The rows of a prompt's pictures. Errors: ImageError for damaged data; whatever ``checkpoint`` raises."""
         made = [self._of(picture, on_progress, checkpoint) for picture in pictures.items]
-        return PictureRows(np.array(pictures.positions, dtype=np.int64), np.concatenate(made))
+        rows = np.concatenate(made) if len(made) > 1 else made[0]
+        return PictureRows(np.array(pictures.positions, dtype=np.int64), rows)
 
     def _of(self, picture: Picture, on_progress: Progress | None, checkpoint: Callable[[], None] | None) -> F32:
         key = hashlib.sha256(picture.data).digest()

@@ -14,6 +14,7 @@ from mimo_vk.budget import (
     Plan,
     disk_bytes,
     fit,
+    largest_picture,
     make_plan,
     memory_limit,
     plan_for,
@@ -42,7 +43,8 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     if checkpoint is not None:
         check_names(checkpoint, config)
     limit, source = memory_limit(settings)
-    plan, misfit = settings_plan(config, settings, len(checkpoint.tensors) if checkpoint else 0), None
+    tensors = len(checkpoint.tensors) if checkpoint else 0
+    plan, misfit = settings_plan(config, settings, tensors, largest_picture(directory, config, settings)), None
     device, about_device = plan_device(settings, config, plan.ctx, plan.chunk)
     plan = replace(plan, tier=device.ram_bytes if device else 0)
     try:
@@ -122,6 +124,7 @@ def _report(facts: dict[str, Any], config: Config, plan: Plan, source: str) -> l
 
 
 Row = tuple[str, int | None, str]
+PICTURES = "seeing one of the largest size; MIMO_MAX_IMAGE_TOKENS makes it smaller"
 
 
 def _memory_rows(plan: Plan, config: Config, full: int, window: int) -> list[Row]:
@@ -134,6 +137,7 @@ def _memory_rows(plan: Plan, config: Config, full: int, window: int) -> list[Row
         (f"    {rings} window layers", plan.kv_rings, f"{window} rows each"),
         ("  snapshots", plan.snapshots, "of chats and closed questions; MIMO_PIN_SLOTS keeps fewer"),
         ("  scratch", plan.scratch, f"a block of {plan.chunk} tokens"),
+        *([("  pictures", plan.pictures, PICTURES)] if plan.pictures else []),
         ("  runtime", plan.runtime, "interpreter, compiled kernels, tokenizer, tables"),
     ]
     if plan.tier:

@@ -19,9 +19,11 @@ from mimo_vk.budget import (
     disk_bytes,
     fit,
     kv_bytes,
+    largest_picture,
     least_plan,
     make_plan,
     memory_limit,
+    picture_bytes,
     snapshot_bytes,
 )
 from mimo_vk.checkpoint import Checkpoint
@@ -100,6 +102,29 @@ def test_snapshots_and_the_server_s_own_process():
     assert serving.fixed_bytes == least.fixed_bytes + serving.server
 
 
+def test_what_pictures_take():
+    """A patch of the release has 1536 numbers as it comes, 1280 in the residual, 3072 as queries, keys and values and
+    two pairs of 32 angles' cos and sin. 4 of them are a token. 256 patches go through the products together. The rows
+    of a whole context, and 64 MiB of rows seen before."""
+    patch, piece = 1536 + 1280 + 3072 + 128, 2 * 3072 + 3 * 4608 + 4 * 1280
+    whole = 4 * (4 * 8192 * patch + 256 * piece + 8192 * 4096) + 64 * 2**20
+    assert least_plan(FLASH, ctx=8192, chunk=64).pictures == whole == picture_bytes(FLASH, 8192, 8192)
+    small = least_plan(FLASH, ctx=8192, chunk=64, picture_tokens=256)
+    assert whole - small.pictures == 4 * 4 * (8192 - 256) * patch
+    assert least_plan(FLASH, ctx=8192, chunk=64).fixed_bytes - small.fixed_bytes == whole - small.pictures
+    assert least_plan(FLASH, ctx=8192, chunk=64, picture_tokens=99999).pictures == whole
+    assert least_plan(replace(FLASH, tower=None), ctx=8192, chunk=64).pictures == 0
+
+
+def test_the_largest_picture(tmp_path: Path):
+    """12845056 pixels in squares of 32 are 12544 tokens."""
+    assert largest_picture(tmp_path, FLASH, Settings()) is None
+    (tmp_path / "preprocessor_config.json").write_bytes((DATA / "preprocessor_config.json").read_bytes())
+    assert largest_picture(tmp_path, FLASH, Settings()) == 12544
+    assert largest_picture(tmp_path, FLASH, Settings(max_image_tokens=300)) == 300
+    assert largest_picture(tmp_path, replace(FLASH, vision=None), Settings()) is None
+
+
 def test_a_snapshot_has_the_bytes_that_the_plan_counts(tmp_path: Path):
     config = load_config(write_model(tmp_path, small_tensors()))[0]
     cache = KvCache(config, 100)
@@ -131,7 +156,7 @@ def test_a_slot_holds_an_expert_wherever_it_begins():
 def test_the_peak_is_the_sum_of_its_parts():
     p = make_plan(FLASH, ctx=8192, chunk=64, cap=20)
     assert p.cap == 20
-    parts = sum(p.dense.values()) + p.kv_full + p.kv_rings + p.snapshots + p.scratch + p.runtime
+    parts = sum(p.dense.values()) + p.kv_full + p.kv_rings + p.snapshots + p.scratch + p.pictures + p.runtime
     assert p.peak_bytes == parts + 20 * 47 * p.slot_bytes
     assert p.runtime > 250e6
     assert p.scratch > 64 * 16384 * 3 * 4
