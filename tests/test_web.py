@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -235,6 +236,26 @@ def png() -> bytes:
     header = struct.pack(">IIBBBBB", 2, 1, 8, 2, 0, 0, 0)
     pixels = zlib.compress(b"\0\xff\0\0\0\0\xff")
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_a_question_about_a_chat_with_a_picture_carries_the_picture(page: Page, tmp_path: Path) -> None:
+    page.evaluate(COUNT_CALLS)
+    said = ['{"choices": [{"delta": {"content": "A dot."}, "finish_reason": "stop"}]}', "[DONE]"]
+    stream = "".join(f"data: {line}\n\n" for line in said)
+    page.evaluate(f"window.answer = () => new Response({json.dumps(stream)})")
+    picture = tmp_path / "dot.png"
+    picture.write_bytes(png())
+    page.choose_file("#file", picture)
+    page.wait("document.querySelector('#pictures img')")
+    assert answer(page, "What is this?") == "A dot."
+    page.click("#decide-tab")
+    page.click("#use-chat")
+    page.evaluate("window.answer = () => Response.json({answers: {question: {type: 'noul', noul: 1}}, usage: {}})")
+    assert decide(page, answers="yes\nno") == [["yes", "100.0%"], ["no", "0.0%"]]
+    body = json.loads(page.evaluate("bodies.at(-1)"))
+    [(name, asset)] = body["assets"].items()
+    assert body["state"][0] == {"role": "user", "content": name + "What is this?"}
+    assert asset == {"type": "image", "format": "png", "data_base64": base64.b64encode(png()).decode()}
 
 
 def test_options_are_sent(page: Page) -> None:

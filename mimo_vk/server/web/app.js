@@ -75,6 +75,6 @@ function tabs() {
 onKeyNeeded(keyDialog());
 tabs();
 const chat = new Chat();
-new Decide(() => chat.texts());
+new Decide((assets) => chat.texts(assets));
 byId("message").focus();
 meet();

@@ -28,9 +28,9 @@ export class Chat {
     byId("options-button").addEventListener("click", () => toggle(byId("options-button"), byId("options")));
   }
 
-  /** The turns as System One takes them: roles and texts. */
-  texts() {
-    return this.messages.map(({ role, content }) => ({ role, content: textOf(content) }));
+  /** The turns as System One takes them: roles and texts, a placeholder for each picture, which ``assets`` then has. */
+  texts(assets) {
+    return this.messages.map(({ role, content }) => ({ role, content: textOf(content, (uri) => placed(uri, assets)) }));
   }
 
   clear() {
@@ -121,8 +121,17 @@ function toggle(button, element) {
   button.setAttribute("aria-expanded", !element.hidden);
 }
 
-function textOf(content) {
-  return typeof content === "string" ? content : content.map((part) => part.text ?? "").join("");
+function textOf(content, ofPicture = () => "") {
+  if (typeof content === "string") return content;
+  return content.map((part) => part.text ?? ofPicture(part.image_url.url)).join("");
+}
+
+/** A name for a picture that no one else writes. */
+function placed(uri, assets) {
+  const name = `[picture ${Object.keys(assets).length + 1} ${Math.random().toString(36).slice(2)}]`;
+  const [, format, data] = /^data:image\/([^;,]*)[^,]*,(.*)$/s.exec(uri);
+  assets[name] = { type: "image", format, data_base64: data };
+  return name;
 }
 
 /** A person's turn: as it was typed, with its pictures. */

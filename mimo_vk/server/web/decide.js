@@ -3,7 +3,7 @@
 import { explained, request } from "./api.js";
 import { announce, byId, make, tell } from "./dom.js";
 
-/** The view of System One. ``chatTurns()`` gives the conversation that a question may be about. */
+/** The view of System One. ``chatTurns(assets)`` gives the conversation that a question may be about. */
 export class Decide {
   constructor(chatTurns) {
     this.chatTurns = chatTurns;
@@ -46,8 +46,9 @@ export class Decide {
     const answers = byId("answers").value.split("\n").map((line) => line.trim()).filter(Boolean);
     if (question.type === "choice") question.criteria = Object.fromEntries(answers.map((answer) => [answer, null]));
     if (question.type === "score") question.criteria = answers;
-    const state = byId("use-chat").checked ? this.chatTurns() : byId("state").value;
-    return { state, questions: { question } };
+    const assets = {};
+    const state = byId("use-chat").checked ? this.chatTurns(assets) : byId("state").value;
+    return { state, questions: { question }, ...(Object.keys(assets).length ? { assets } : {}) };
   }
 
   setRunning(controller) {

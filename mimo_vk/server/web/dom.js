@@ -1,6 +1,6 @@
 // Elements without HTML: every text is a text node, so nothing that a model or a person wrote can become markup.
 
-/** An element with properties (``data-`` and ``aria-`` names and ``role`` as attributes) and children, nodes or texts. */
+/** An element with properties (names with a dash, and ``role``, as attributes) and children, nodes or texts. */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {

@@ -85,11 +85,11 @@ function list(lines, at) {
     if (item) return !RULE.test(line) && /\d/.test(item[2]) === numbered;
     return /^(?: {2,}|\t)/.test(line);
   };
+  const belongs = (i) => i < lines.length && goesOn(lines[i]);
   let end = at + 1;
-  while (end < lines.length && (goesOn(lines[end]) || (!lines[end].trim() && end + 1 < lines.length && goesOn(lines[end + 1])))) {
-    end += 1;
-  }
-  return { kind: numbered ? "ol" : "ul", lines: lines.slice(at, end), start: Number.parseInt(first[2], 10), size: end - at };
+  while (belongs(end) || (end < lines.length && !lines[end].trim() && belongs(end + 1))) end += 1;
+  const start = Number.parseInt(first[2], 10);
+  return { kind: numbered ? "ol" : "ul", lines: lines.slice(at, end), start, size: end - at };
 }
 
 function taken(kind, lines, at, belongs) {
