@@ -55,6 +55,11 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "counting": 7, "closed": 18, "interview": 14, "inbox": 10, "tools": 10, "calling": 12, "memory": 15,
         "telling": 14, "story": 1, "unknown": 4, "shapes": 9, "amounts": 4, "sides": 4, "reading": 5, "album": 14,
     }),
+    (6450, {
+        "greetings": 8, "arithmetic": 17, "practising": 7, "facts": 6, "repeating": 9, "copying": 8, "upper case": 7,
+        "counting": 6, "closed": 18, "interview": 14, "inbox": 8, "tools": 10, "calling": 10, "memory": 14,
+        "telling": 12, "story": 1, "unknown": 4, "shapes": 12, "amounts": 4, "sides": 4, "reading": 5, "album": 22,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
@@ -67,7 +72,7 @@ KIN = {
 }  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
 EMPHASIS = {
-    "arithmetic": 2.0, "story": 0.3, "closed": 1.5, "shapes": 2.0, "amounts": 2.0, "sides": 2.0, "reading": 2.0,
+    "arithmetic": 2.0, "story": 0.3, "closed": 1.5, "shapes": 4.0, "amounts": 3.0, "sides": 4.0, "reading": 3.0,
 }  # fmt: skip
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "greetings": talk.fixed,
