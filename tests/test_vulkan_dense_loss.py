@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from mimo_vk.engine import Engine
-from mimo_vk.errors import Cancelled
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.vulkan import setup
-from mimo_vk.vulkan.client import DeviceClient, TierGone
+from mimo_vk.vulkan.client import DeviceClient
 from mimo_vk.vulkan.listing import Listing
 from tests.engines import PROMPT, open_engine
 from tests.test_vulkan_dense import open_dense
@@ -108,3 +106,60 @@ def test_the_same_request_goes_on(
         stats = engine.snapshot_stats()
         assert (stats.device_layers, stats.device_head, stats.tier_slots) == (0, False, 0)
         assert "device: lost, the dense layers run on the CPU" in stats.lines()
+
+
+def test_a_step_of_the_experts_that_finds_it_lost(
+    tiny_checkpoint: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    """The experts go on on the CPU at once; the dense layers learn of it at their next message."""
+    with open_dense(tiny_checkpoint, 40, chunk=CHUNK, tier_rate=100) as engine:
+        start, left = DeviceClient.start_step, [8]
+
+        def start_step(self: DeviceClient, *step: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                kill(self)
+            start(self, *step)
+
+        monkeypatch.setattr(DeviceClient, "start_step", start_step)
+        assert conversation(engine.session()) == expected
+        assert left[0] <= 0 and engine.dense is not None and engine.dense.gone and len(said()) == 1
+
+
+def test_cancelled_while_the_ids_are_read_again(
+    tiny_checkpoint: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live state is then what was read again so far, and good to go on from."""
+    with open_dense(tiny_checkpoint, chunk=CHUNK) as engine:
+        session = engine.session()
+        logits = session.prompt(TEXT)
+        assert engine.dense is not None
+        kill(engine.dense.client)
+        layers = iter(range(10**6))
+        answer = session.generate(
+            logits, max_tokens=4, sampler=Sampler(), stop_ids=frozenset(), cancel=lambda: next(layers) > 7
+        )
+        assert len(list(answer)) == 1 and session.finish_reason == "cancelled"
+        assert session.ids == TEXT[:CHUNK]
+        assert session.prompt(TEXT).tobytes() == expected[0]
+        assert engine.stats.reused_tokens == CHUNK
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_lost_while_the_weights_are_sent(
+    tiny_checkpoint: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    interfere(monkeypatch, "fill", count, kill)
+    with open_dense(tiny_checkpoint, 5, chunk=CHUNK) as engine:
+        assert engine.dense is None and engine.tier is None
+        (line,) = engine.notices
+        assert line.endswith("is not used: its process was ended by signal 9; running on the CPU")
+        assert conversation(engine.session()) == expected
+
+
+def test_a_driver_that_is_gone_by_then(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = software_device()
+    monkeypatch.setattr(setup, "list_devices", lambda: Listing((info,), ""))
+    monkeypatch.setenv("VK_ICD_FILENAMES", "/nonexistent")
+    with open_dense(tiny_checkpoint) as engine:
+        assert engine.dense is None and engine.notices[0].startswith(f"device {info.describe()} is not used: ")

@@ -17,7 +17,7 @@ import pytest
 
 from mimo_vk import cli
 from mimo_vk.engine import Engine
-from mimo_vk.errors import ReadError, UsageError
+from mimo_vk.errors import ReadError
 from mimo_vk.sampling import Sampler
 from mimo_vk.vulkan import setup
 from mimo_vk.vulkan.client import DeviceClient
@@ -234,11 +234,6 @@ def test_a_device_that_fails_the_start_up_check_is_not_used(
         engine.session().prompt(PROMPT)
 
 
-def test_dense_on_the_device_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="--dense device: not in this version"):
-        open_on_device(tiny_checkpoint, 5, dense="device")
-
-
 @pytest.fixture
 def run_program(project_root: Path, tiny_checkpoint: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     def run(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -299,7 +294,3 @@ def test_the_plan_shows_the_tier(tiny_checkpoint: Path, capsys: pytest.CaptureFi
 def test_a_device_that_is_not_there(run_program: Callable[..., Any]) -> None:
     done = run_program("--device", "77")
     assert done.returncode == 2 and "--device 77: no such Vulkan device (" in done.stderr
-    done = run_program(MIMO_VK_DENSE="device")
-    assert (
-        done.returncode == 2 and done.stderr.count("\n") == 1 and "--dense device: not in this version" in done.stderr
-    )

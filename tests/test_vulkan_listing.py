@@ -14,7 +14,7 @@ from mimo_vk.probe import Child, vulkan
 from mimo_vk.vulkan import setup
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.listing import DeviceInfo, Listing, choose, explain, list_devices, read_listing
-from mimo_vk.vulkan.setup import fit_tier
+from mimo_vk.vulkan.setup import DevicePlan, fit_tier, room_on
 from tests.vulkan_device import software_device
 
 
@@ -143,7 +143,8 @@ def test_how_many_experts_there_is_room_for(
     changes: dict[str, Any], tier_gb: float | None, slots: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "memory_available", lambda: 4_000_000_000)
-    plan, line = fit_tier(replace(DEVICES[2], **changes), SHAPE, tier_gb, 12_000)
+    info = replace(DEVICES[2], **changes)
+    plan, line = fit_tier(DevicePlan(info, SHAPE, 0, 48), tier_gb, 12_000, room_on(info))
     if slots is None:
         assert plan is None and "there is no room for one expert of 13369344 bytes; running on the CPU" in line
     else:
@@ -154,5 +155,5 @@ def test_how_many_experts_there_is_room_for(
 
 
 def test_no_more_slots_than_experts() -> None:
-    plan, _ = fit_tier(DEVICES[2], SHAPE, None, 7)
+    plan, _ = fit_tier(DevicePlan(DEVICES[2], SHAPE, 0, 48), None, 7, room_on(DEVICES[2]))
     assert plan is not None and plan.slots == 7

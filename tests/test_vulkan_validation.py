@@ -66,6 +66,35 @@ with open_engine(Path("MODEL"), **changes) as engine:
 print("done")
 """
 
+# Dense layers, the head and experts on the device: blocks of every class, rings that wrap, a snapshot and the way back.
+DENSE = """
+from dataclasses import replace
+from pathlib import Path
+from tests.engines import open_engine
+from tests.vulkan_device import software_device
+from mimo_vk.sampling import Sampler
+from mimo_vk.vulkan import dense_plan, setup
+from mimo_vk.vulkan.listing import Listing
+
+info = replace(software_device(), kind="KIND")
+setup.list_devices = lambda: Listing((info,), "")
+dense_plan.OWN_SLAB = dense_plan.SHARED_SLAB = 1 << 18
+changes = {"cpu": False, "device": "llvmpipe", "dense": "device", "tier_gb": 0.002, "tier_rate": 20, "chunk": 20}
+with open_engine(Path("MODEL"), **changes, threads=1, backend="numpy") as engine:
+    session = engine.session()
+    text = [i % 500 for i in range(21)]
+    logits = session.prompt(text)
+    session.pin()
+    for _ in session.generate(logits, max_tokens=4, sampler=Sampler(), stop_ids=frozenset()):
+        pass
+    session.prompt([*text, 5, 6], live=False)
+    session.prompt([7, 8, 9], all_logits=True)
+    assert engine.stats.reused_tokens == 21
+    assert engine.tier.stats.hits > 10 and not engine.dense.gone and len(engine.dense.layers) == 6
+    assert "khronos_validation" in open(f"/proc/{engine.dense.client.pid}/maps").read()
+print("done")
+"""
+
 # Two dependent dispatches, in order and (with the sync left out) not.
 UNORDERED = """
 from tests.vulkan_device import software_device
@@ -97,7 +126,7 @@ def validated(program: str, root: Path, directory: Path) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.stdout.endswith("done\n"), done.stderr
     return log.read_text()
@@ -110,6 +139,14 @@ def test_the_device_works_without_a_hazard(kind: str, project_root: Path, tmp_pa
 
 def test_a_model_runs_without_a_hazard(tiny_checkpoint: Path, project_root: Path, tmp_path: Path) -> None:
     assert validated(MODEL.replace("MODEL", str(tiny_checkpoint)), project_root, tmp_path) == ""
+
+
+@pytest.mark.parametrize("kind", ["CPU", "discrete GPU"])
+def test_dense_layers_run_without_a_hazard(
+    kind: str, tiny_checkpoint: Path, project_root: Path, tmp_path: Path
+) -> None:
+    program = DENSE.replace("MODEL", str(tiny_checkpoint)).replace("KIND", kind)
+    assert validated(program, project_root, tmp_path) == ""
 
 
 def test_the_check_can_fail(project_root: Path, tmp_path: Path) -> None:
