@@ -60,7 +60,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 def run(talk: Talk, settings: Settings) -> int:
     """A conversation with whoever it is, on whatever standard input is."""
     terminal = sys.stdin is not None and sys.stdin.isatty()
-    screen = Screen(sys.stdout)
+    screen = Screen(sys.stdout or io.StringIO())  # Python has none where the caller closed it
     chat = Chat(talk, screen, think=settings.think)
     if terminal and screen.terminal:
         screen.note(f"{talk.banner()}\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")

@@ -77,6 +77,12 @@ def test_no_input_at_all() -> None:
     assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
 
 
+def test_no_output_at_all() -> None:
+    command = ["sh", "-c", '"$@" >&-', "sh", *FAKE, "0", "x"]
+    closed = subprocess.run(command, input=b"Hi\n", capture_output=True, cwd=ROOT, timeout=60)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
+
+
 def test_a_closed_output_ends_it_quietly() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
