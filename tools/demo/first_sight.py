@@ -32,7 +32,9 @@ def sights(tokenizer: Tokenizer, seed: int, step: int) -> tuple[list[Patches], l
     """Pictures, and the pieces of what is on each."""
     draw = Draw(seed * 1_000_003 + step)
     made = [SIGHTS[draw.pick(SKILLS)](draw) for _ in range(PICTURES)]
-    return [patches_of(paint(picture)) for picture, _, _ in made], [pieces(tokenizer, seen) for _, seen, _ in made]
+    return [patches_of(paint(sight[0])) for sight in made], [
+        pieces(tokenizer, f"{sight[1]} {sight[3]}") for sight in made
+    ]
 
 
 def described(rows: Tensor, pictures: Sequence[Patches], seen: Sequence[Sequence[int]], embed: Tensor) -> Tensor:

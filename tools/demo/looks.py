@@ -15,7 +15,7 @@ ASK = {name: texts(f"ask_{name}") for name in ("hue", "form", "seen", "ground", 
 MOST = 5
 
 Question = tuple[str, str, tuple[str, ...]]  # what is asked, the answer, other right ways to say it
-Sight = tuple[Picture, str, list[Question]]  # a picture, what is on it, what can be asked of it
+Sight = tuple[Picture, str, list[Question], str]  # a picture, what is on it, what can be asked, and behind it
 
 
 def two_colours(draw: Draw) -> tuple[str, str]:
@@ -45,7 +45,7 @@ def one_shape(draw: Draw) -> Sight:
         (f"Is it {other}? Answer yes or no.", said(other, colour), ()),
         (f"Is it {with_article(guess)}? Answer yes or no.", said(guess, shape), ()),
     ]
-    return pictures.single(draw, shape, colour, ground), with_article(f"{colour} {shape}"), questions
+    return pictures.single(draw, shape, colour, ground), with_article(f"{colour} {shape}"), questions, ground
 
 
 def plural(shape: str) -> str:
@@ -61,7 +61,7 @@ def shapes_to_count(draw: Draw) -> Sight:
         (draw.pick(ASK["amount"]).format(draw.pick((plural(shape), plural(shape), "shapes"))), NUMBERS[count - 1], ())
     ]
     seen = f"{NUMBERS[count - 1]} {colour} {plural(shape) if count > 1 else shape}"
-    return pictures.several(draw, count, shape, colour, ground), seen, questions
+    return pictures.several(draw, count, shape, colour, ground), seen, questions, ground
 
 
 def beside(draw: Draw) -> Sight:
@@ -79,13 +79,13 @@ def beside(draw: Draw) -> Sight:
         ("Which colours are left and right?", seen, ()),
     ]
     if draw.chance(0.5):
-        return pictures.two_panels(draw, left, right), seen, questions
+        return pictures.two_panels(draw, left, right), seen, questions, ""
     ground = draw.pick([c for c in ("white", "white", "black", "grey") if differ(c, left) and differ(c, right)] or [""])
     if not ground:
-        return pictures.two_panels(draw, left, right), seen, questions
+        return pictures.two_panels(draw, left, right), seen, questions, ""
     shapes = draw.pick(SHAPES), draw.pick(SHAPES)
     picture = pictures.two_shapes(draw, (shapes[0], left), (shapes[1], right), ground)
-    return picture, seen, questions
+    return picture, seen, questions, ground
 
 
 def sign(draw: Draw) -> Sight:
@@ -96,7 +96,7 @@ def sign(draw: Draw) -> Sight:
     text, font, (colour, ground) = draw.fresh("sign", parts)
     asked = [*ASK["sign"], *(("Which digit is this?", "What digit is it?") if text.isdigit() else ("Read the word.",))]
     questions: list[Question] = [(draw.pick(asked), text, ())]
-    return pictures.written(draw, text, colour, ground, font), text, questions
+    return pictures.written(draw, text, colour, ground, font), text, questions, ground
 
 
 SIGHTS: dict[str, Callable[[Draw], Sight]] = {
@@ -109,13 +109,13 @@ SIGHTS: dict[str, Callable[[Draw], Sight]] = {
 
 def look(draw: Draw, skill: str) -> list[Turn]:
     """A picture and a question on it; in training sometimes more questions, without showing it again."""
-    picture, seen, questions = SIGHTS[skill](draw)
+    picture, seen, questions, ground = SIGHTS[skill](draw)
     count = 1 if draw.held or draw.chance(0.6) else draw.int(1, min(3, len(questions)))
     turns = []
     for asked, answer, others in draw.some(questions, count):
         wanted = exact(*(form + end for form in (answer, *others) for end in ("", ".")))
         turns.append(Turn(asked, answer, f"I see {seen}.", check=wanted))
-    turns[0].picture, turns[0].picture_last, turns[0].seen = picture, draw.chance(0.2), seen
+    turns[0].picture, turns[0].picture_last, turns[0].seen = picture, draw.chance(0.2), f"{seen} {ground}"
     return turns
 
 
