@@ -150,9 +150,9 @@ float score(uint h) {
     return result;
 }
 
-// The larger one, or whichever is NaN.
+// A score that is NaN may get lost here: its e is NaN all the same, and with it everything.
 float larger(float a, float b) {
-    return b > a || (floatBitsToUint(b) & MAGNITUDE_BITS) > INFINITY_BITS ? b : a;
+    return b > a ? b : a;
 }
 
 float sink_of(Task t, uint h) {
