@@ -34,7 +34,8 @@ from mimo_vk.vulkan.listing import DeviceInfo
 PROMPTS = (32, 128)  # tokens read
 DECODE = 32  # tokens generated, after a prompt of PROMPTS[0]
 REPEAT = 3
-PARTS = ("dense", "attention", "experts", "head", "other", "disk", "device", "python")  # device: waiting for it
+# Of the device: "layers" are those that live there whole, "device" is the wait for its experts.
+PARTS = ("dense", "attention", "layers", "experts", "head", "other", "disk", "device", "python")
 _SEED = 1234
 
 Report = dict[str, Any]

@@ -18,6 +18,7 @@ from mimo_vk.errors import CheckpointError, MimoError, UsageError
 from mimo_vk.settings import GB, Settings, validation_requested
 
 if TYPE_CHECKING:
+    from mimo_vk.config import Config
     from mimo_vk.vulkan.listing import DeviceInfo
 
 if TYPE_CHECKING:
@@ -230,6 +231,8 @@ def check_checkpoint(model: Path, settings: Settings) -> Iterator[Finding]:
         yield Finding("checkpoint", False, f"and {len(problems) - SHOWN_PROBLEMS} problems more", broken=True)
     for warning in warnings:
         yield Finding("checkpoint", False, warning)
+    if config is not None and not settings.cpu:
+        yield from check_placement(config, settings)
     if checkpoint is not None and not problems:
         size = sum(info.nbytes for info in checkpoint.tensors.values())
         counts = f"{len(checkpoint.tensors)} tensors in {len(checkpoint.files)} files"
@@ -239,6 +242,18 @@ def check_checkpoint(model: Path, settings: Settings) -> Iterator[Finding]:
         yield from check_pictures(model, config, settings)
     if checkpoint is not None and checkpoint.files:
         yield check_disk(checkpoint.files, settings)
+
+
+def check_placement(config: Config, settings: Settings) -> Iterator[Finding]:
+    """What of the model is to live on the device; nothing where ``--device`` names none, which was said before."""
+    from mimo_vk.vulkan.setup import plan_device
+
+    ctx = min(settings.ctx, config.max_position_embeddings)
+    try:
+        plan, line = plan_device(settings, config, ctx, min(settings.chunk, ctx))
+    except UsageError:
+        return
+    yield Finding("placement", plan is not None or not line, line or "everything runs on the CPU")
 
 
 def check_text_files(model: Path) -> Iterator[Finding]:

@@ -238,7 +238,7 @@ def test_the_lines_of_a_report() -> None:
     }
     lines = [*bench.head_lines(report["model"]), bench.phase_line(report["phases"][0]), *bench.limit_lines(report)]
     assert lines[0] == "m: 3 layers, 8 experts a layer (4 cached), numba, threads 2, blocks of 64"
-    row = "decode of 32, warm 8.0 12.50 25.00 37.50 50.00 62.50 75.00 87.50 100.00 1.23"
+    row = "decode of 32, warm 8.0 12.50 25.00 37.50 50.00 62.50 75.00 87.50 100.00 112.50 1.23"
     assert " ".join(lines[2].split()) == row
     assert lines[3] == (
         "limit: one step's 1.000 GB read and nothing else: 16.0 steps/s (16.0 GB/s); decode reaches 50% of it"

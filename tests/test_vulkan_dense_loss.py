@@ -17,6 +17,7 @@ from mimo_vk.session import Session
 from mimo_vk.vulkan import setup
 from mimo_vk.vulkan.client import DeviceClient
 from mimo_vk.vulkan.listing import Listing
+from mimo_vk.vulkan.messages import receive
 from tests.engines import PROMPT, open_engine
 from tests.test_vulkan_dense import open_dense
 from tests.vulkan_device import software_device
@@ -143,6 +144,18 @@ def test_cancelled_while_the_ids_are_read_again(
         assert session.ids == TEXT[:CHUNK]
         assert session.prompt(TEXT).tobytes() == expected[0]
         assert engine.stats.reused_tokens == CHUNK
+
+
+def test_an_answer_that_an_interrupt_lost(tiny_checkpoint: Path, expected: list[Any]) -> None:
+    """Received, and gone with the block that waited for it: the next block must not wait for it again."""
+    with open_dense(tiny_checkpoint, chunk=CHUNK) as engine:
+        session = engine.session()
+        assert engine.dense is not None
+        client = engine.dense.client
+        client.ask("layers", 1, 0, [])
+        assert receive(client._connection) is not None and client.pending("layers")
+        assert session.prompt(TEXT).tobytes() == expected[0]
+        assert not client.pending("layers") and not client.gone
 
 
 @pytest.mark.parametrize("count", [0, 5])

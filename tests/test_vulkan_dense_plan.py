@@ -15,6 +15,7 @@ import pytest
 
 from mimo_vk import cli
 from mimo_vk.config import Config, load_config
+from mimo_vk.doctor import check_placement
 from mimo_vk.settings import Settings
 from mimo_vk.vulkan import dense_plan, setup
 from mimo_vk.vulkan.dense_layers import fitting
@@ -210,3 +211,19 @@ def test_the_plan_shows_what_is_on_the_device(
     assert cli.main(flags) == 0
     shown = capsys.readouterr().out
     assert "6 dense layers and the head" in shown and "with their KV rows" in shown
+
+
+def test_the_doctor_says_what_would_be_on_the_device(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_config(tiny_checkpoint / "config.json")
+
+    def said(*devices: Any, **changes: Any) -> list[str]:
+        monkeypatch.setattr(setup, "list_devices", lambda: Listing(devices, "there is none"))
+        return [str(finding) for finding in check_placement(config, Settings(**changes))]
+
+    (line,) = said(GPU)
+    assert line.startswith("ok  placement: device ") and "; 6 of 6 dense layers and the head (" in line
+    assert said() == ["--  placement: there is none; running on the CPU"]
+    assert said(software_device()) == ["ok  placement: everything runs on the CPU"]
+    (line,) = said(software_device(), dense="device")
+    assert line.startswith("--  placement: no GPU for --dense device (")
+    assert said(GPU, device="77") == []

@@ -140,6 +140,10 @@ class DeviceClient:
         """Send a request. Errors: TierGone."""
         self._ask(kind, *values)
 
+    def pending(self, kind: str) -> bool:
+        """Whether a request of a kind is unanswered, as far as is known: an interrupt may have lost its answer."""
+        return any(asked.kind == kind for asked in self._asked)
+
     def answer(self, kind: str, left: int = 0) -> Message:
         """Wait until no more than ``left`` requests of a kind are unanswered; what the last answer brought.
 

@@ -67,7 +67,7 @@ class DenseDevice:
         """Write what there is, and the time that it took, into the engine's counters."""
         stats.device_layers = 0 if self.gone else len(self.layers)
         stats.device_head = self.has_head and not self.gone
-        stats.parts["device layers"] = self.seconds
+        stats.parts["layers"] = self.seconds
 
     def send(self, weights: Weights, progress: Progress | None = None) -> None:
         """Send the weights of the device's layers. Errors: TierGone."""
@@ -151,7 +151,9 @@ class Block:
     """One block's way through the device's layers. Layers come in their order; the residual stays on the device."""
 
     def __init__(self, device: DenseDevice, start: int, rows: int) -> None:
-        device.wait()  # of a block that was given up: its results must not come over this one's rows
+        if device.client.pending("layers"):  # of a block that was given up: its results must not come over this one's
+            device.client.ask("layers", rows, start, [])  # an interrupt may have lost its answer, but not this one's
+            device.wait()
         self._device = device
         self._start = start
         self._rows = rows
