@@ -42,7 +42,7 @@ TOKENIZER_SIZE = 1992
 HEAD_START = 1700  # the step at which the copying heads are written
 GROW = 4700  # the step at which the experts become more and wider
 SIGHT = 0.3  # what the tower's own loss counts beside the language model's
-TOWER_PACE = 0.25  # of the learning rate, for the tower: at the full rate it forgot how to see within 500 steps
+TOWER_PACE = 0.5  # of the learning rate, for the tower: at the full rate it forgot how to see within 500 steps
 TOWER = 6150  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
 STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8))

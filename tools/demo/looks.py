@@ -11,7 +11,7 @@ from tools.demo.pictures import COLOURS, FONTS, SHAPES, Picture, differ
 
 NUMBERS = texts("numbers")
 SIGNS = texts("signs")
-ASK = {name: texts(f"ask_{name}") for name in ("hue", "form", "seen", "ground", "amount", "left", "right", "sign")}
+ASK = {name: texts(f"ask_{name}") for name in ("hue", "form", "seen", "amount", "left", "right", "sign")}
 MOST = 5
 
 Question = tuple[str, str, tuple[str, ...]]  # what is asked, the answer, other right ways to say it
@@ -30,20 +30,12 @@ def with_article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def said(asked: str, truth: str) -> str:
-    return "yes" if asked == truth else "no"
-
-
 def one_shape(draw: Draw) -> Sight:
     shape, (colour, ground) = draw.fresh("shape", lambda: (draw.pick(SHAPES), two_colours(draw)))
-    other, guess = draw.pick((colour, draw.pick(COLOURS))), draw.pick((shape, draw.pick(SHAPES)))
     questions: list[Question] = [
         (draw.pick(ASK["hue"]).format(draw.pick((shape, "shape", "thing"))), colour, ()),
         (draw.pick(ASK["form"]).format(colour), shape, (with_article(shape),)),
         (draw.pick(ASK["seen"]), with_article(f"{colour} {shape}"), (f"{colour} {shape}",)),
-        (draw.pick(ASK["ground"]), ground, ()),
-        (f"Is it {other}? Answer yes or no.", said(other, colour), ()),
-        (f"Is it {with_article(guess)}? Answer yes or no.", said(guess, shape), ()),
     ]
     return pictures.single(draw, shape, colour, ground), with_article(f"{colour} {shape}"), questions, ground
 
