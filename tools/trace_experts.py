@@ -3,8 +3,8 @@
     python tools/trace_experts.py                        # writes tests/data/demo_trace.npz and prints the table
     python tools/trace_experts.py --table                # the table of the file that is there
 
-The file: ``experts`` uint8 [tokens, MoE layers, k] in the order of the router; ``rows`` uint16 [passes], how many tokens
-each forward pass read; ``layers`` uint8, the layers' numbers; ``count`` uint8, how many experts each of them has.
+The file: ``experts`` uint8 [tokens, MoE layers, k] in the order of the router; ``rows`` uint16 [passes], how many
+tokens each forward pass read; ``layers`` uint8, the layers' numbers; ``count``, how many experts each of them has.
 """
 
 from __future__ import annotations
