@@ -60,6 +60,11 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "counting": 6, "closed": 18, "interview": 14, "inbox": 8, "tools": 10, "calling": 10, "memory": 14,
         "telling": 12, "story": 1, "unknown": 4, "shapes": 12, "amounts": 4, "sides": 4, "reading": 5, "album": 22,
     }),
+    (6900, {
+        "greetings": 6, "arithmetic": 17, "practising": 7, "facts": 6, "repeating": 22, "copying": 9, "upper case": 5,
+        "counting": 5, "closed": 20, "interview": 16, "inbox": 7, "tools": 10, "calling": 10, "memory": 12,
+        "telling": 12, "story": 1, "unknown": 4, "shapes": 12, "amounts": 4, "sides": 4, "reading": 5, "album": 22,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {

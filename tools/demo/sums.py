@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.demo.draw import Draw, Turn, exact
 from tools.demo.phrases import texts
-from tools.demo.words import COLOURS, city, invented, name, phrase
+from tools.demo.words import COLOURS, PLACES, city, invented, name, phrase
 
 ADD, SUBTRACT, PLURALS, PRACTISE = texts("add"), texts("subtract"), texts("plurals"), texts("practise")
 REPEAT, UPPER, COUNT = texts("repeat"), texts("upper"), texts("count")
@@ -57,9 +57,14 @@ def practise(draw: Draw) -> list[Turn]:
 def repeat(draw: Draw) -> list[Turn]:
     words = phrase(draw, 1 if not draw.held else 2, 6, "repeat")
     if not draw.held:
-        words = [_varied(draw, word) for word in words]
+        words = spelt(draw) if draw.chance(0.5) else [_varied(draw, word) for word in words]
     text = " ".join(words)
     return [Turn(draw.pick(REPEAT).format(text), text, "I repeat the words.", check=exact(text))]
+
+
+def spelt(draw: Draw) -> list[str]:
+    """One or two words of the table of facts: a word with a space before it and one without are different pieces."""
+    return draw.some(PLACES, draw.pick((1, 1, 2)))
 
 
 def _varied(draw: Draw, word: str) -> str:
@@ -72,7 +77,7 @@ def _varied(draw: Draw, word: str) -> str:
 def copying(draw: Draw) -> list[Turn]:
     """A long passage to repeat, of words or of names: many tokens to copy for one question."""
     if draw.chance(0.5):
-        words = [draw.pick((name, city))(draw) for _ in range(draw.int(2, 6))]
+        words = [draw.pick((name, city, lambda d: d.pick(PLACES)))(draw) for _ in range(draw.int(2, 6))]
     else:
         words = [_varied(draw, word) for word in phrase(draw, 7, 24, "repeat")]
     text = draw.pick((" ", " ", ", ")).join(words)
