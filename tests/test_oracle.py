@@ -73,12 +73,13 @@ def test_every_position_agrees(tiny_checkpoint: Path, references: dict[int, Refe
     assert (got.argmax(axis=1) == reference.logits.argmax(axis=1))[clear].all()
 
 
+@pytest.mark.bits
 def test_every_position_agrees_with_experts_on_a_device(
     tiny_checkpoint: Path, references: dict[int, Reference]
 ) -> None:
     """Read twice: at first the device holds nothing, and then nearly all that the prompt uses."""
     info, reference, hits = software_device(), references[130], []
-    changes = {"cpu": False, "device": str(info.index), "tier_gb": 0.01, "tier_rate": 1000}
+    changes = {"cpu": False, "device": str(info.index), "dense": "cpu", "tier_gb": 0.01, "tier_rate": 1000}
     with open_engine(tiny_checkpoint, threads=1, **changes) as engine:
         assert engine.notices[0].startswith(f"device {info.describe()}; room for 80 experts")
         for _ in range(2):

@@ -127,11 +127,18 @@ def test_the_side_by_side_lines() -> None:
 
 
 def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Right, and with one expert's bits changed on their way; and where there is no GPU."""
+    """Right; with a test that fails; with one expert's bits changed on their way; and where there is no GPU."""
+    outcome = [(True, "9 passed in 1.00s")]
     monkeypatch.setattr(gpu_check, "SHAPES", ((256, 64),))
+    monkeypatch.setattr(gpu_check, "tests_of_bits", lambda info, files: outcome[0])
     monkeypatch.setattr(bench_device, "measure", lambda _: [DeviceResult("expert_down_mxfp4", 1, 0.1, 100, 1.0)])
     assert gpu_check.main(["llvmpipe"]) == 0
-    assert "experts   256 x    64, 15 pairs: the same bits" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "experts   256 x    64, 15 pairs: the same bits" in out and "every bit is the CPU's" in out
+    outcome[0] = (False, "1 failed in 1.00s")
+    assert gpu_check.main(["llvmpipe"]) == 1
+    assert "NOT THE SAME BITS" in capsys.readouterr().out
+    outcome[0] = (True, "")
     store = SlotLayout.store
 
     def changed(self: SlotLayout, expert: Expert, stored: U8) -> None:
@@ -144,3 +151,25 @@ def test_the_check_of_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(gpu_check, "list_devices", lambda: Listing((software_device(),), ""))
     assert gpu_check.main([]) == 1
     assert "no GPU is listed" in capsys.readouterr().out
+
+
+def test_the_check_runs_the_tests_on_the_device_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    info = software_device()
+    text = f"""
+import pytest
+from tests.vulkan_device import software_device
+
+@pytest.mark.bits
+def test_device():
+    assert software_device().index == WANTED and software_device().uuid == "{info.uuid}"
+
+def test_of_something_else():
+    raise AssertionError
+"""
+    for name, wanted, expected in (("right", info.index, True), ("wrong", 77, False)):
+        file = tmp_path / f"test_{name}.py"
+        file.write_text(text.replace("WANTED", str(wanted)))
+        passed, last = gpu_check.tests_of_bits(info, [str(file)])
+        assert passed == expected and last.startswith("1 passed" if expected else "1 failed"), last
+    assert "::test_device - AssertionError" in capsys.readouterr().out
+    assert "tests/test_vulkan_kernels.py" in gpu_check.files_of_tests()

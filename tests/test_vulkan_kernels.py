@@ -91,6 +91,7 @@ def device() -> Iterator[Device]:
     device.close()
 
 
+@pytest.mark.bits
 def test_arithmetic_is_the_cpus(device: Device) -> None:
     """Random bits and ordinary numbers through every operation of the probe, elementary functions included."""
     assert check_arithmetic(device) == 0
@@ -110,6 +111,7 @@ def test_a_device_with_other_arithmetic_is_refused(device: Device, monkeypatch: 
         check_arithmetic(device)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("kind", ["CPU", "discrete GPU"])
 @pytest.mark.parametrize(("shape", "sizes"), [((32, 32), [15]), ((256, 64), [3, 15]), ((288, 544), [3, 15])], ids=str)
 def test_every_bit_of_an_experts_results(
@@ -147,6 +149,7 @@ def filled(device: Device, info: Any, tier: TierShape, count: int, rng: Any) -> 
     return slabs, experts
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("select", "subgroup"), [(1, 8), (0, 4), (1, 4)])
 def test_other_decodings_give_the_same_bits(device: Device, select: int, subgroup: int) -> None:
     """Without subnormal halves, and where subgroups are too small to share loads."""
@@ -169,6 +172,7 @@ def test_other_decodings_give_the_same_bits(device: Device, select: int, subgrou
     assert_same_bits(y, reference([expert], pairs, x))
 
 
+@pytest.mark.bits
 def test_the_smallest_and_largest_scales(device: Device) -> None:
     """Byte 0 is a subnormal scale; sums that overflow are infinite or NaN, as on the CPU."""
     rng = np.random.default_rng(2)
@@ -188,6 +192,7 @@ def test_the_smallest_and_largest_scales(device: Device) -> None:
         assert_same_bits(y, reference([expert], pairs, x))
 
 
+@pytest.mark.bits
 def test_a_flash_experts_bits(device: Device) -> None:
     rng = np.random.default_rng(6)
     tier = TierShape(4096, 2048, top_k=1, max_rows=3, staging=1)

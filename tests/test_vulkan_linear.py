@@ -16,6 +16,8 @@ from tests.matrices import random_matrix, random_x
 from tests.vulkan_dense import UNTOUCHED, Runner, linear_push, padded_rows, row_width, stored
 from tests.vulkan_device import assert_same_bits, software_device
 
+pytestmark = pytest.mark.bits
+
 KINDS = ("f32", "bf16", "int8", "fp8")
 TILES = ((1, 1), (1, 2), (4, 4))  # rows of x and of the matrix that an octet takes
 W_AT, S_AT, Y_AT = 8, 5, 3
@@ -41,9 +43,7 @@ class Products:
             constants={name: constants[name] for name in kernel.constants},
         )
 
-    def check(
-        self, kind: str, matrix: Matrix, x: F32, tile: tuple[int, int], select: int = 0, scale: int = 1
-    ) -> None:
+    def check(self, kind: str, matrix: Matrix, x: F32, tile: tuple[int, int], select: int = 0, scale: int = 1) -> None:
         """Equal bits in the window; nothing else is written."""
         _, words, scales = stored(matrix)
         n, rows = matrix.shape[0], len(x)

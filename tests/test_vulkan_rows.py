@@ -17,6 +17,8 @@ from tests.matrices import random_x
 from tests.vulkan_dense import UNTOUCHED, Runner, bits, packed, padded_rows, row_width
 from tests.vulkan_device import assert_same_bits, software_device
 
+pytestmark = pytest.mark.bits
+
 OPS = ReferenceOps()
 F = np.float32
 SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 90, -90], F)

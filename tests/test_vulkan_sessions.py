@@ -19,6 +19,8 @@ from mimo_vk.systemone_request import parse_request
 from tests.engines import open_engine
 from tests.vulkan_device import software_device
 
+pytestmark = pytest.mark.bits
+
 STATE = [(5 * i + i // 7) % 400 + 3 for i in range(140)]  # longer than the window
 OTHER = [(3 * i + 11) % 400 + 2 for i in range(90)]
 QUESTIONS = {

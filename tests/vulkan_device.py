@@ -1,8 +1,9 @@
-"""The software device that the Vulkan tests run on, and what they compare with."""
+"""The device that the Vulkan tests run on, and what they compare with."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,14 +12,16 @@ from cpu_fallback.reference import ReferenceOps
 from mimo_vk.formats import F32, Expert
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.layout import ROUND, permute_rows
-from mimo_vk.vulkan.listing import DeviceInfo, list_devices
+from mimo_vk.vulkan.listing import DeviceInfo, choose, list_devices
 
 
 @functools.cache
 def software_device() -> DeviceInfo:
-    """Lavapipe. The tests need it: set-up installs mesa-vulkan-drivers."""
+    """Lavapipe, which set-up installs; or the device that VULKAN_TEST_DEVICE names, for tests marked ``bits`` alone."""
     listing = list_devices()
-    return next(device for device in listing.devices if device.kind == "CPU")
+    named = os.environ.get("VULKAN_TEST_DEVICE")
+    chosen = choose(listing, named) if named else None
+    return chosen or next(device for device in listing.devices if device.kind == "CPU")
 
 
 def reference(experts: Sequence[Expert], pairs: np.ndarray, x: F32) -> F32:

@@ -1,15 +1,24 @@
-"""Try a Vulkan device: every bit of its kernels against numpy, then their speed. Exit status 1 if a bit differs.
+"""Try a Vulkan device: every bit of its results against numpy's, then its kernels' speed. Status 1 if a bit differs.
 
-tools/gpu_check.py [DEVICE]     an index or a part of a name; the best GPU where none is given
+    .venv/bin/python tools/gpu_check.py [DEVICE] [--kp FILE]
 
-It needs the project with kp, built as tools/setup.sh does. On a machine without a network: `pip install --no-deps` of
-the kp wheel that the script keeps in ~/.cache/mimo-vk/wheels, for the same Python, and libvulkan1 and libfmt beside it.
+DEVICE: an index or a part of a name; the best GPU where none is given. FILE: what kp is installed from where it is not
+yet, a wheel or the source archive (`pip download --no-deps --no-binary kp kp==0.9.0`, 0.1 MB), without a network.
+
+What it needs there: Python 3.11 or 3.12 with numpy 1.26, numba and pytest in .venv (`make dev` does all of it, kp
+included, where there is a network), the GPU's Vulkan driver and libvulkan1, libfmt; to build kp also setuptools, cmake,
+g++, libvulkan-dev, libfmt-dev, pybind11-dev, the headers of Python. Shaders are in the tree as they are run.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +35,8 @@ from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.client import DeviceClient
 from mimo_vk.vulkan.listing import DeviceInfo, choose, list_devices
 
+ROOT = Path(__file__).resolve().parents[1]
+RawDescription = argparse.RawDescriptionHelpFormatter
 SHAPES = ((32, 32), (256, 64), (288, 544), (4096, 2048))  # hidden and inner size
 ROWS, EXPERTS = 3, 5
 
@@ -58,13 +69,51 @@ def compare(info: DeviceInfo, hidden: int, inner: int) -> int:
     return int((found.view(np.uint32) != expected.view(np.uint32)).sum())
 
 
-def main(arguments: list[str]) -> int:
-    """Print the table. Errors: MimoError."""
-    info = choose(list_devices(), arguments[0] if arguments else "auto")
-    if info is None:
-        print("no GPU is listed; a CPU driver is tried only by its index or name")
-        return 1
-    print(f"device {info.describe()}, Vulkan {info.api}, subgroups of {info.subgroup_size}")
+def ensure_kp(file: Path | None) -> None:
+    """Install kp from ``file`` if it is not there yet. Errors: MimoError."""
+    if find_spec("kp") is not None:
+        return
+    if file is None:
+        raise MimoError("kp is not installed: make dev builds it, or --kp FILE")
+    environment = {**os.environ, "SETUP_PYTHON": sys.executable}
+    if subprocess.run(["bash", "tools/setup.sh", "--kp", str(file.resolve())], cwd=ROOT, env=environment).returncode:
+        raise MimoError(f"kp could not be installed from {file}")
+
+
+def files_of_tests() -> list[str]:
+    return [
+        "tests/test_oracle.py",
+        *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_vulkan_*.py")),
+    ]
+
+
+def tests_of_bits(info: DeviceInfo, files: Sequence[str]) -> tuple[bool, str]:
+    """Run the tests that compare bits on a device; whether none failed, and pytest's last line."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pyproject.toml",
+        "-q",
+        "-m",
+        "bits",
+        "-p",
+        "no:cacheprovider",
+        *files,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "VULKAN_TEST_DEVICE": str(info.index)}, capture_output=True, text=True
+    )
+    lines = (done.stdout or done.stderr).strip().splitlines() or ["no output"]
+    for line in lines:
+        if line.startswith(("FAILED", "ERROR")):
+            print(line, flush=True)
+    return done.returncode == 0, lines[-1].strip("= ")
+
+
+def experts(info: DeviceInfo) -> int:
+    """Compare experts of several sizes, a line for each; how many results differ."""
     wrong = 0
     for hidden, inner in SHAPES:
         began = time.perf_counter()
@@ -73,10 +122,31 @@ def main(arguments: list[str]) -> int:
         verdict = f"{differ} DIFFER" if differ else "the same bits"
         seconds = time.perf_counter() - began
         print(f"experts {hidden:5} x {inner:5}, {EXPERTS * ROWS} pairs: {verdict} ({seconds:.1f} s)", flush=True)
+    return wrong
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table. Errors: MimoError."""
+    parser = argparse.ArgumentParser(prog="gpu_check.py", description=__doc__, formatter_class=RawDescription)
+    parser.add_argument("device", nargs="?", default="auto")
+    parser.add_argument("--kp", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    began = time.perf_counter()
+    ensure_kp(options.kp)
+    info = choose(list_devices(), options.device)
+    if info is None:
+        print("no GPU is listed; a CPU driver is tried only by its index or name")
+        return 1
+    print(f"device {info.describe()}, Vulkan {info.api}, subgroups of {info.subgroup_size}")
+    wrong = experts(info)
+    passed, said = tests_of_bits(info, files_of_tests())
+    print(f"tests of bits, layers and models included: {said}", flush=True)
     print(bench_device.HEADER)
     for result in bench_device.measure(info):
         print(result.line())
-    return int(wrong > 0)
+    verdict = "every bit is the CPU's" if passed and not wrong else "NOT THE SAME BITS"
+    print(f"{verdict}; {time.perf_counter() - began:.0f} s in all")
+    return int(not passed or wrong > 0)
 
 
 if __name__ == "__main__":

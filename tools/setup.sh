@@ -115,13 +115,15 @@ kp_works() { "$PY" -c 'import kp; kp.Manager' >/dev/null 2>&1; }
 # Every switch is needed: without the first four the build clones repositories, and without the fifth kp turns the validation
 # layer on by itself wherever that is installed. kp's setup.py loses the interpreter on its way to CMake, which would then
 # take whichever Python it finds first: a toolchain file names it.
+# With a source archive it builds from that, and asks no index for anything.
 build_kp() {
-    local into=$1 scratch
+    local into=$1 archive=${2:-} scratch from=(--no-binary kp "kp==$KP_VERSION")
+    [[ -z $archive ]] || from=(--no-index --no-build-isolation "$archive")
     scratch=$(mktemp -d)
     printf 'set(PYTHON_EXECUTABLE "%s" CACHE FILEPATH "")\n' "$PY" >"$scratch/python.cmake"
     CMAKE_TOOLCHAIN_FILE=$scratch/python.cmake KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF KOMPUTE_OPT_INSTALL=OFF KOMPUTE_OPT_DISABLE_VK_DEBUG_LAYERS=ON \
-        "$PY" -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir --no-binary kp -w "$scratch" "kp==$KP_VERSION" \
+        "$PY" -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir -w "$scratch" "${from[@]}" \
         >"$scratch/log" 2>&1 || { mkdir -p .cache && cp "$scratch/log" .cache/kp-build.log; rm -rf "$scratch"; return 1; }
     mkdir -p "$into" && mv "$scratch"/kp-*.whl "$into/"
     rm -rf "$scratch"
@@ -145,8 +147,19 @@ install_kp() {
     say "kp could not be built (.cache/kp-build.log): everything runs on the CPU, without Vulkan"
 }
 
-# --dev adds what tests and checks need. --stamp prints what this tree's stamp would be and --check tells by its status whether
-# set-up is complete; neither changes a thing.
+# kp from a file, a wheel or a source archive, on a machine without a network. SETUP_PYTHON is the Python that gets it.
+kp_from() {
+    local file=$1 scratch
+    PY=${SETUP_PYTHON:-$PY}
+    scratch=$(mktemp -d)
+    if [[ $file == *.whl ]]; then cp "$file" "$scratch/"; else build_kp "$scratch" "$file" || die "kp: see .cache/kp-build.log"; fi
+    pip_install --no-deps --no-index --force-reinstall "$scratch"/kp-*.whl
+    rm -rf "$scratch"
+    kp_works || die "kp is installed and does not load: libvulkan1 and libfmt must be there"
+}
+
+# --dev adds what tests and checks need. --kp FILE installs kp alone, from that file. --stamp prints what this tree's stamp would
+# be and --check tells by its status whether set-up is complete; neither changes a thing.
 main() {
     local project=. stamp
     if [[ ${1:-} == --dev ]]; then
@@ -155,6 +168,7 @@ main() {
     fi
     case ${1:-} in
     --stamp) stamp_now >&8 && return ;;
+    --kp) kp_from "$(realpath "${2:?a wheel or a source archive of kp}")" && return ;;
     --check) if done_before; then return 0; else return 1; fi ;;
     esac
     done_before && return
