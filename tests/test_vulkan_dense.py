@@ -29,15 +29,15 @@ LAYERS = 6  # of the tiny checkpoint
 
 def open_dense(model: Path, slots: int = 0, **changes: Any) -> Engine:
     """An engine with every dense layer on the device, and room for some experts."""
-    settings = {"cpu": False, "device": "llvmpipe", "dense": "device", "tier_gb": slots and gb(slots), "threads": 1}
-    return open_engine(model, **{**settings, **changes})
+    settings = {"cpu": False, "device": str(software_device().index), "dense": "device", "threads": 1}
+    return open_engine(model, **{**settings, "tier_gb": slots and gb(slots), **changes})
 
 
 def with_room(monkeypatch: pytest.MonkeyPatch, layers: int, model: Path, **changes: Any) -> None:
     """Let the software device have room for that many dense layers, as ``changes`` of its description may say."""
     with open_engine(model) as engine:
         plan, _ = setup.plan_device(
-            replace(engine.settings, cpu=False, device="llvmpipe", dense="device", tier_gb=0),
+            replace(engine.settings, cpu=False, device=str(software_device().index), dense="device", tier_gb=0),
             engine.config, engine.ctx, engine.chunk,
         )  # fmt: skip
     assert plan is not None and plan.dense is not None
@@ -53,6 +53,7 @@ def expected(tiny_checkpoint: Path) -> tuple[bytes, list[int]]:
         return answer(engine, LONG, NGEN)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "change",
     [
@@ -98,15 +99,17 @@ def test_a_discrete_device(
         assert answer(engine, LONG, NGEN) == expected
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("bits", [8, 32])
 def test_requantised_weights(tiny_checkpoint: Path, bits: int) -> None:
     found = []
-    for changes in ({}, {"cpu": False, "device": "llvmpipe", "dense": "device", "tier_gb": 0}):
-        with open_engine(tiny_checkpoint, threads=1, dense_bits=bits, **changes) as engine:
+    for open_one in (open_engine, open_dense):
+        with open_one(tiny_checkpoint, threads=1, dense_bits=bits) as engine:
             found.append(answer(engine, LONG[:30], 5))
     assert found[0] == found[1]
 
 
+@pytest.mark.bits
 def test_two_hundred_tokens(tiny_checkpoint: Path) -> None:
     found = []
     for open_one in (open_engine, open_dense):
@@ -115,6 +118,7 @@ def test_two_hundred_tokens(tiny_checkpoint: Path) -> None:
     assert len(found[0][1]) == 200 and found[0] == found[1]
 
 
+@pytest.mark.bits
 def test_true_flash_dimensions(tmp_path: Path) -> None:
     make(tmp_path / "flash", "flash-slice", layers=2, experts=8)
     found = []
@@ -125,6 +129,7 @@ def test_true_flash_dimensions(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.bits
 def test_the_oracle_agrees(tiny_checkpoint: Path, project_root: Path) -> None:
     """transformers' logits at every position of a prompt of two windows and more."""
     with np.load(project_root / "tests" / "reference" / "tiny.npz") as saved:
@@ -134,6 +139,7 @@ def test_the_oracle_agrees(tiny_checkpoint: Path, project_root: Path) -> None:
     assert logits.shape == (300, 600) and largest_difference(logits, reference) < TOLERANCE
 
 
+@pytest.mark.bits
 def test_any_layers(tiny_checkpoint: Path, expected: tuple[bytes, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual goes to the device and comes back wherever the two sides take turns."""
     fit = setup.fit_dense

@@ -1,1 +1,1 @@
-"""The Vulkan side: a child process that owns the device, and the hot experts that live there."""
+"""The Vulkan side: a child process that owns the device, the dense layers and the hot experts that live there."""

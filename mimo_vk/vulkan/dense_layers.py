@@ -30,6 +30,18 @@ class BlockClass:
     send: Any  # h0 to the device
 
 
+@dataclass
+class HeadClass:
+    """The last norm and the head for up to ``rows`` hidden rows, which the host sends."""
+
+    rows: int
+    program: Program
+    step: Any
+    hidden: Any
+    logits: Any
+    send: Any  # hidden to the device
+
+
 class DenseLayers:
     """The layers of ``shape`` that fitted; see ``messages`` for what can be asked of them."""
 
@@ -63,13 +75,13 @@ class DenseLayers:
         scores = recorder.activations.get("scores", recorder.scores_width)
         return BlockClass(rows, halves, h0, x2, scores, self._device.upload([h0]))
 
-    def _head(self, rows: int) -> tuple[int, Any, Any, Program, Any, Any]:
+    def _head(self, rows: int) -> HeadClass:
         assert self._layout.head is not None
         recorder = Recorder(self._device, self._layout, self._slabs, self._pipelines, rows, self._y, {})
         step, hidden = self._device.host(4, np.uint32), recorder.tensor("hidden")
         program = recorder.head(self._layout.head.norm, self._layout.head.matrix, step)
         logits = recorder.activations.get("logits", row_width(self.shape.vocab))
-        return rows, step, hidden, program, logits, self._device.upload([hidden])
+        return HeadClass(rows, program, step, hidden, logits, self._device.upload([hidden]))
 
     def warm_up(self) -> None:
         """Run each program once without a row: drivers compile at the first run."""
@@ -78,8 +90,8 @@ class DenseLayers:
             for halves in block.halves.values():
                 for program in halves:
                     program.run()
-        for _, _, _, program, _, _ in self._heads:
-            program.run()
+        for head in self._heads:
+            head.program.run()
 
     def fill(self, kind: str, slab: int, at: int, count: int, half: int) -> None:
         """Take weights from the arena."""
@@ -137,13 +149,12 @@ class DenseLayers:
 
     def head(self, rows: int) -> None:
         """The logits of the arena's ``h``."""
-        most, step, hidden, program, logits, send = next(head for head in self._heads if rows <= head[0])
-        assert rows <= most
-        view(step)[:] = rows, 0, 0, 0
-        self._put(hidden, self._arena.h[:rows])
-        send.eval()
-        program.run()
-        self._arena.logits[:rows] = self._rows(logits, rows, self.shape.vocab)
+        head = next(head for head in self._heads if rows <= head.rows)
+        view(head.step)[:] = rows, 0, 0, 0
+        self._put(head.hidden, self._arena.h[:rows])
+        head.send.eval()
+        head.program.run()
+        self._arena.logits[:rows] = self._rows(head.logits, rows, self.shape.vocab)
 
 
 def fitting(device: Device, shape: DenseShape) -> tuple[DenseLayout, DenseSlabs]:
