@@ -27,7 +27,7 @@ class Runner:
         kernel: Kernel,
         words: dict[str, int],
         writes: Sequence[str],
-        groups: tuple[int, int] = (3, 2),
+        groups: tuple[int, int, int] = (3, 2, 1),
         constants: dict[str, int] | None = None,
     ) -> None:
         assert tuple(words) == kernel.bindings[1:], (tuple(words), kernel.bindings)
@@ -37,7 +37,7 @@ class Runner:
             self._tensors[name] = device.device(count) if name in writes else device.host(count, np.uint32)
         self._writes = [self._tensors[name] for name in writes]
         self._pipeline = device.pipeline(
-            kernel, list(self._tensors.values()), (*groups, 1), dict.fromkeys(kernel.push, 0), constants
+            kernel, list(self._tensors.values()), groups, dict.fromkeys(kernel.push, 0), constants
         )
 
     def run(self, rows: int, start: int, first: int, push: dict[str, int], **inputs: NDArray[Any]) -> list[F32]:

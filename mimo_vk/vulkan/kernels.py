@@ -80,6 +80,28 @@ ATTENTION = Kernel(
     128,
     ("HEADS", "STEPS"),
 )  # fmt: skip
+# ATTENTION in three steps with 8 groups in z for each of its groups: for few rows over many positions.
+ATTENTION_MAX = Kernel(
+    "attention_max",
+    ("Step", "Q", "K", "Keys", "Maxima"),
+    ("heads", "kv_heads", "head_dim", "window", "cache_rows", "keys_at", "scale_bits"),
+    128,
+    ("HEADS", "STEPS"),
+)
+ATTENTION_PART = Kernel(
+    "attention_part",
+    ("Step", "Q", "K", "V", "Keys", "Values", "Slab", "Maxima", "Sums"),
+    ("heads", "kv_heads", "head_dim", "v_dim", "window", "cache_rows", "keys_at", "values_at", "has_sink", "sinks_at",
+     "scale_bits"),
+    128,
+    ("HEADS", "STEPS"),
+)  # fmt: skip
+ATTENTION_JOIN = Kernel(
+    "attention_join",
+    ("Step", "Slab", "Maxima", "Sums", "Out"),
+    ("heads", "v_dim", "out_stride", "has_sink", "sinks_at"),
+    64,
+)
 ROUTE = Kernel(
     "route",
     ("Step", "Logits", "Slab", "Ids", "Weights"),
@@ -88,7 +110,7 @@ ROUTE = Kernel(
 )
 DENSE = (
     LINEAR_F32, LINEAR_BF16, LINEAR_INT8, LINEAR_FP8, RMS_NORM, ADD, SWIGLU, WEIGHTED_SUM, EMBED, SPLIT_ROPE, KV_APPEND,
-    COPY_RING, ATTENTION, ROUTE,
+    COPY_RING, ATTENTION, ATTENTION_MAX, ATTENTION_PART, ATTENTION_JOIN, ROUTE,
 )  # fmt: skip
 KERNELS = (GATE_UP, DOWN, COPY, FILL, PROBE, *DENSE)
 
