@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mimo_vk.config import read_json
 from mimo_vk.errors import CheckpointError, ImageError
@@ -31,7 +31,13 @@ MAX_RATIO = 200  # the processor's own bound
 # Our own bound is checked between reading the header and decoding; Pillow's would only add a warning to it.
 Image.MAX_IMAGE_PIXELS = None
 
-_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 turn the picture on its side
+_ORIENTATION = 0x0112  # the EXIF tag
+_Turn = Image.Transpose
+# What sets a picture upright, by the tag's value (EXIF 2.32, 4.6.4); 5 to 8 exchange its sides.
+_TURNS = {
+    2: _Turn.FLIP_LEFT_RIGHT, 3: _Turn.ROTATE_180, 4: _Turn.FLIP_TOP_BOTTOM, 5: _Turn.TRANSPOSE, 6: _Turn.ROTATE_270,
+    7: _Turn.TRANSVERSE, 8: _Turn.ROTATE_90,
+}  # fmt: skip
 _FIXED: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -155,12 +161,12 @@ class _Fields:
 
 def load_image(data: bytes, limits: ImageLimits) -> Patches:
     """Decode, resize and normalise a picture. Errors: ImageError says what is wrong with it."""
-    image = _open(data)
-    width, height = _upright_size(image)
+    image, orientation = _open(data)
+    width, height = _upright_size(image, orientation)
     rows, columns = token_grid(height, width, limits)
     try:
         with _quiet():
-            pixels = _as_rgb(image)
+            pixels = _as_rgb(image, orientation)
     except ImageError:
         raise
     except Exception as error:  # a damaged file makes a decoder raise nearly anything
@@ -175,7 +181,7 @@ def load_image(data: bytes, limits: ImageLimits) -> Patches:
 
 def image_tokens(data: bytes, limits: ImageLimits) -> int:
     """Tokens that the picture will take, from its header alone. Errors: as ``load_image``, but for damaged data."""
-    width, height = _upright_size(_open(data))
+    width, height = _upright_size(*_open(data))
     rows, columns = token_grid(height, width, limits)
     return rows * columns
 
@@ -211,8 +217,8 @@ def _capped(rows: int, columns: int, most: int | None) -> tuple[int, int]:
     return min(rows, most), max(1, most // rows)
 
 
-def _open(data: bytes) -> Image.Image:
-    """The picture with its header read, of a format and a size that can be used."""
+def _open(data: bytes) -> tuple[Image.Image, int]:
+    """The picture with its header read, of a format and a size that can be used, and its orientation."""
     name = sniff(data)
     if name not in SUPPORTED:
         found = f"a {name} file" if name else "a file of unknown format"
@@ -220,6 +226,7 @@ def _open(data: bytes) -> Image.Image:
     try:
         with _quiet():
             image = Image.open(io.BytesIO(data), formats=[SUPPORTED[name]])
+            orientation = _orientation(image, data)
     except Exception as error:  # as for decoding
         reason = "" if isinstance(error, Image.UnidentifiedImageError) else f": {_one_line(error)}"
         raise ImageError(f"the {name} picture's header is truncated or damaged{reason}") from None
@@ -230,30 +237,43 @@ def _open(data: bytes) -> Image.Image:
         )
     if width < 1 or height < 1:
         raise ImageError(f"the {name} picture is {width}x{height}: it has no pixels")
-    return image
+    return image, orientation
 
 
-def _upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height once the orientation is applied. Pillow's TIFF reader has applied it already."""
+def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
+    """Width and height once the orientation is applied."""
     width, height = image.size
-    if image.format != "TIFF" and _orientation(image) in (5, 6, 7, 8):
-        return height, width
-    return width, height
+    return (height, width) if orientation >= 5 else (width, height)
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Image.Image, data: bytes) -> int:
+    """The EXIF tag's value, from 1 to 8, without decoding. Pillow's TIFF reader applies it by itself."""
+    if image.format == "TIFF":
+        return 1
     try:
-        value = image.getexif().get(_ORIENTATION, 1)
+        value = _png_exif(data) if image.format == "PNG" else image.getexif()
+        found = value.get(_ORIENTATION, 1)
     except Exception:  # damaged notes don't spoil the picture
         return 1
-    return value if isinstance(value, int) else 1
+    return found if isinstance(found, int) and found in _TURNS else 1
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def _png_exif(data: bytes) -> Image.Exif:
+    """The eXIf chunk, which may stand behind the pixels: Pillow would decode those to get there."""
+    exif, at = Image.Exif(), 8
+    while at + 8 <= len(data):
+        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        if kind == b"eXIf":
+            exif.load(b"Exif\0\0" + data[at + 8 : at + 8 + length])
+        at += 12 + length
+    return exif
+
+
+def _as_rgb(image: Image.Image, orientation: int) -> Image.Image:
     """The decoded first frame, upright, as 8-bit RGB."""
     image.load()
-    if _orientation(image) != 1:
-        image = ImageOps.exif_transpose(image)
+    if orientation in _TURNS:
+        image = image.transpose(_TURNS[orientation])
     if image.mode.startswith("I;16"):
         image = _from_16_bit_grey(image)
     if image.mode in ("I", "F"):

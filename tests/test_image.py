@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
 from mimo_vk.config import read_json
 from mimo_vk.errors import CheckpointError, ImageError
@@ -293,6 +293,34 @@ def test_a_huge_picture_is_refused_before_it_is_decoded():
         load_image(png_header(side, side), LIMITS)
     with pytest.raises(ImageError, match="truncated or damaged"):
         load_image(png_header(side - 1, side - 1), replace(LIMITS, max_tokens=4))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_tokens_come_from_the_header_alone(kind, monkeypatch):
+    data = encoded(Image.fromarray(draw(200, 300)), kind)
+
+    def refuse(self):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
+    for plugin in ("PngImageFile", "WebPImageFile", "GifImageFile", "TiffImageFile"):
+        for module in (PngImagePlugin, WebPImagePlugin, GifImagePlugin, TiffImagePlugin):
+            if hasattr(module, plugin):
+                monkeypatch.setattr(getattr(module, plugin), "load", refuse)
+    assert image_tokens(data, LIMITS) == 6 * 9
+    with pytest.raises(AssertionError, match="decoded"):
+        Image.open(io.BytesIO(data)).load()
+
+
+def test_a_png_may_tell_its_orientation_behind_the_pixels():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    body = b"eXIf" + exif.tobytes()[6:]
+    data = encoded(quarters().transpose(Image.Transpose.ROTATE_90))
+    end = data.index(b"IEND") - 4
+    data = data[:end] + struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) + data[end:]
+    assert corners(data) == [RED, GREEN, BLUE, WHITE]
+    assert image_tokens(data, LIMITS) == 6 and load_image(data, LIMITS).grid == (4, 6)
 
 
 def test_tokens_are_known_before_the_data_is_decoded():
