@@ -57,14 +57,15 @@ class VulkanReport:
     trouble: str
 
 
-def run_child(command: list[str]) -> Child:
+def run_child(command: list[str], seconds: float | None = None) -> Child:
     """Run a command without input; a crash, a time-out or a missing program is described, never raised."""
+    limit = SECONDS if seconds is None else seconds
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SECONDS
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return Child("", f"no answer in {SECONDS:.0f} s")
+        return Child("", f"no answer in {limit:.0f} s")
     except OSError as error:
         return Child("", error.strerror or str(error))
     if done.returncode < 0:

@@ -56,6 +56,7 @@ def test_a_childs_crash_exit_and_hang_are_described(monkeypatch: pytest.MonkeyPa
     assert probe.run_child([*python, "import os; os.abort()"]).trouble == "it crashed (SIGABRT)"
     assert probe.run_child([*python, "raise SystemExit('no luck')"]).trouble == "exit status 1: no luck"
     assert probe.run_child(["/nonexistent/program"]).trouble == "No such file or directory"
+    assert probe.run_child([*python, "import time; time.sleep(20)"], 0.3).trouble == "no answer in 0 s"
     monkeypatch.setattr(probe, "SECONDS", 0.2)
     assert probe.run_child([*python, "import time; time.sleep(20)"]).trouble == "no answer in 0 s"
 

@@ -84,6 +84,21 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_slow_kernels_are_run_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Program:
+        runs = 0
+
+        def run(self) -> None:
+            self.runs += 1
+
+    monkeypatch.setattr(bench_device, "SHORTEST", 0.0)
+    for longest, runs in ((0.0, 2), (1000.0, 1 + bench_device.FEWEST)):  # the first is not counted
+        monkeypatch.setattr(bench_device, "LONGEST", longest)
+        program = Program()
+        assert bench_device.timed(program) > 0  # type: ignore[arg-type]
+        assert program.runs == runs
+
+
 def test_a_device_that_crashes_is_an_error_with_its_name() -> None:
     lost = replace(software_device(), index=9, name="nobody's")
     with pytest.raises(MimoError, match="device 9: nobody's"):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from mimo_vk.vulkan.device import Device, Program  # kp is loaded in the child alone
 
 HIDDEN, INNER = 4096, 2048
-SHORTEST, FEWEST = 0.3, 7  # seconds and runs that a median is taken over
+SHORTEST, FEWEST = 0.3, 7  # seconds and runs that a median is taken over,
+LONGEST = 2.0  # but after so many seconds there are enough
+SECONDS = 600.0  # for everything: a CPU driver takes two minutes
 HEADER = f"{'kernel on the device':28} {'pairs':>5} {'ms':>9} {'GB/s':>8} {'copy':>8} {'share':>6}"
 
 START = """
@@ -91,7 +93,7 @@ def measure(
     """All kernels on one device. Errors: MimoError with what the child said."""
     dense = json.dumps(asdict(sizes or DenseSizes()))
     code = START.format(root=ROOT, info=info.as_json(), hidden=hidden, inner=inner, sizes=dense)
-    child = run_child([sys.executable, "-c", code])
+    child = run_child([sys.executable, "-c", code], SECONDS)
     if child.trouble:
         raise MimoError(f"device {info.describe()}: {child.trouble}")
     return [DeviceResult(**json.loads(line)) for line in child.output.splitlines()]
@@ -166,7 +168,7 @@ def timed(program: Program) -> float:
     """Median seconds of a run, after one that isn't counted."""
     program.run()
     seconds: list[float] = []
-    while len(seconds) < FEWEST or sum(seconds) < SHORTEST:
+    while not seconds or sum(seconds) < SHORTEST or (len(seconds) < FEWEST and sum(seconds) < LONGEST):
         began = time.perf_counter()
         program.run()
         seconds.append(time.perf_counter() - began)
