@@ -31,13 +31,13 @@ def with_article(words: str) -> str:
 
 
 def one_shape(draw: Draw) -> Sight:
-    shape, (colour, ground) = draw.fresh("shape", lambda: (draw.pick(SHAPES), two_colours(draw)))
+    shape, (colour, ground), size = draw.fresh("shape", lambda: (draw.pick(SHAPES), two_colours(draw), draw.int(0, 3)))
     questions: list[Question] = [
         (draw.pick(ASK["hue"]).format(draw.pick((shape, "shape", "thing"))), colour, ()),
         (draw.pick(ASK["form"]).format(colour), shape, (with_article(shape),)),
         (draw.pick(ASK["seen"]), with_article(f"{colour} {shape}"), (f"{colour} {shape}",)),
     ]
-    return pictures.single(draw, shape, colour, ground), with_article(f"{colour} {shape}"), questions, ground
+    return pictures.single(draw, shape, colour, ground, size), with_article(f"{colour} {shape}"), questions, ground
 
 
 def plural(shape: str) -> str:
@@ -59,21 +59,19 @@ def shapes_to_count(draw: Draw) -> Sight:
 def beside(draw: Draw) -> Sight:
     """Two colours or two shapes, left and right."""
 
-    def halves() -> tuple[str, str]:
+    def halves() -> tuple[str, str, bool]:
         left, right = draw.some(COLOURS, 2)
-        return (left, right) if differ(left, right) else halves()
+        return (left, right, draw.chance(0.5)) if differ(left, right) else halves()
 
-    left, right = draw.fresh("sides", halves)
+    left, right, panels = draw.fresh("sides", halves)
     seen = f"{left} on the left, {right} on the right"
     questions: list[Question] = [
         (draw.pick(ASK["left"]), left, ()),
         (draw.pick(ASK["right"]), right, ()),
         ("Which colours are left and right?", seen, ()),
     ]
-    if draw.chance(0.5):
-        return pictures.two_panels(draw, left, right), seen, questions, ""
     ground = draw.pick([c for c in ("white", "white", "black", "grey") if differ(c, left) and differ(c, right)] or [""])
-    if not ground:
+    if panels or not ground:
         return pictures.two_panels(draw, left, right), seen, questions, ""
     shapes = draw.pick(SHAPES), draw.pick(SHAPES)
     picture = pictures.two_shapes(draw, (shapes[0], left), (shapes[1], right), ground)

@@ -65,11 +65,18 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "counting": 5, "closed": 20, "interview": 16, "inbox": 7, "tools": 10, "calling": 10, "memory": 12,
         "telling": 12, "story": 1, "unknown": 4, "shapes": 12, "amounts": 4, "sides": 4, "reading": 5, "album": 22,
     }),
+    (7150, {
+        "greetings": 6, "arithmetic": 17, "practising": 6, "facts": 6, "repeating": 10, "copying": 8, "upper case": 5,
+        "spelling": 10, "counting": 5, "closed": 28, "interview": 16, "inbox": 5, "tools": 11, "calling": 10,
+        "memory": 14, "telling": 12, "story": 1, "unknown": 4, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
+        "album": 20,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
     "practising": "arithmetic",
     "copying": "repeating",
+    "spelling": "repeating",
     "interview": "closed",
     "inbox": "closed",
     "calling": "tools",
@@ -77,7 +84,7 @@ KIN = {
 }  # reported as
 # What a trained token of a skill counts: a story has many easy ones, a sum has two hard ones.
 EMPHASIS = {
-    "arithmetic": 2.0, "story": 0.3, "closed": 1.5, "shapes": 4.0, "amounts": 3.0, "sides": 4.0, "reading": 3.0,
+    "arithmetic": 2.0, "story": 0.3, "closed": 2.0, "shapes": 4.0, "amounts": 3.0, "sides": 4.0, "reading": 3.0,
 }  # fmt: skip
 SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "greetings": talk.fixed,
@@ -86,6 +93,7 @@ SHORT: dict[str, Callable[[Draw], list[Turn]]] = {
     "practising": sums.practise,
     "repeating": sums.repeat,
     "copying": sums.copying,
+    "spelling": sums.spelling,
     "upper case": sums.upper,
     "counting": sums.count,
     "closed": tickets.closed,

@@ -63,11 +63,11 @@ def blank(draw: Draw, background: str, low: int = 60, high: int = 144) -> Pictur
     return {"size": size, "background": shade(draw, background)}
 
 
-def single(draw: Draw, shape: str, colour: str, background: str) -> Picture:
-    """One large shape."""
+def single(draw: Draw, shape: str, colour: str, background: str, size: int) -> Picture:
+    """One shape, of size 0 to 3."""
     picture = blank(draw, background)
     width, height = picture["size"]
-    radius = round(min(width, height) * (0.27 + 0.2 * draw.rng.random()))
+    radius = round(min(width, height) * (0.27 + 0.05 * (size + draw.rng.random())))
     place = [draw.int(radius, width - radius), draw.int(radius, height - radius)]
     picture["shapes"] = [[shape, shade(draw, colour), *place, radius, draw.int(-10, 10)]]
     return picture

@@ -67,6 +67,12 @@ def spelt(draw: Draw) -> list[str]:
     return draw.some(PLACES, draw.pick((1, 1, 2)))
 
 
+def spelling(draw: Draw) -> list[Turn]:
+    """Single words to repeat, one after the other."""
+    words = draw.some(PLACES, draw.int(4, 7))
+    return [Turn(draw.pick(REPEAT).format(word), word, "I repeat the words.", check=exact(word)) for word in words]
+
+
 def _varied(draw: Draw, word: str) -> str:
     if draw.chance(0.7):
         return word

@@ -182,4 +182,4 @@ def about_scene(draw: Draw) -> Turn:
 
 
 def closed(draw: Draw) -> list[Turn]:
-    return [about_scene(draw) if draw.chance(0.18) else about_ticket(draw)]
+    return [about_scene(draw) if draw.chance(0.18 if draw.held else 0.3) else about_ticket(draw)]
