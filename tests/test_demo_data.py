@@ -9,13 +9,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from tools.demo import facts, heldout, stories, sums
+from tools.demo import facts, heldout, looks, stories, sums
 from tools.demo.checks import Answer, holds
 from tools.demo.draw import Draw, Turn, reserved
 from tools.demo.mix import PICTURED, SKILLS, Conversation, conversation
-from tools.demo.pictures import paint
-from tools.demo.render import Renderer, messages_of
+from tools.demo.patches import patches_of
+from tools.demo.pictures import paint, two_panels
+from tools.demo.render import Renderer, messages_of, with_pads
 
 # Skills whose last prompt says all that is asked: the same prompt in training would give the answer away.
 ALONE = ("arithmetic", "facts", "closed", "repeating", "upper case", "counting", "unknown", "greetings", "story")
@@ -107,6 +109,32 @@ def painted(shape: str, size: int = 64) -> np.ndarray:
 )
 def test_a_shape_covers_its_area(shape, area):
     assert (255.0 - painted(shape)).sum() / 255 == pytest.approx(area, rel=0.06)
+
+
+@pytest.mark.parametrize("skill", PICTURED)
+@pytest.mark.parametrize("held", [False, True])
+def test_a_picture_is_cheap_and_its_questions_have_their_answers(skill, held):
+    draw = Draw(8, held)
+    for _ in range(60):
+        turns = looks.look(draw, skill)
+        assert all(holds(turn.check, Answer(turn.answer)) for turn in turns)
+        assert turns[0].picture is not None and not any(turn.picture for turn in turns[1:])
+        image = paint(turns[0].picture)
+        assert image.size == tuple(turns[0].picture["size"])
+        assert 3 <= patches_of(image).tokens <= 16
+
+
+def test_each_placeholder_becomes_as_many_as_its_picture_has_tokens():
+    wide, tall = (patches_of(Image.new("RGB", size)) for size in ((128, 64), (64, 96)))
+    text = with_pads("a<|image_pad|>b<|image_pad|>c", [wide, tall])
+    assert text == "a" + "<|image_pad|>" * 8 + "b" + "<|image_pad|>" * 6 + "c"
+
+
+def test_left_and_right_are_where_they_are_said_to_be():
+    picture = two_panels(Draw(1), "red", "blue")
+    pixels = np.asarray(paint(picture)).astype(int)
+    left, right = pixels[:, 0], pixels[:, -1]
+    assert (left[:, 0] > left[:, 2] + 100).all() and (right[:, 2] > right[:, 0] + 100).all()
 
 
 def test_the_table_has_60_facts_without_ambiguity():
