@@ -49,7 +49,9 @@ layout(push_constant) uniform Push {
 #define KEY_STRIDE 1
 #include "attention.glsl"
 
-const uint SUMS = HEADS * LANES;  // named, as each product written out would make an array type of its own
+const uint BRANCHES = 4;      // invocations that share a column of v, each with every 4th lane
+const uint OWN_LANES = 8;     // of an invocation
+const uint SUMS = HEADS * 8;  // named, as each product written out would make an array type of its own
 
 shared uint places[KEYS];  // where a key's values begin, in the cache or in the block
 shared float inverses[HEADS];
@@ -77,26 +79,44 @@ void find_weights(Task t, uint j0) {
 }
 
 // The chunk's keys from `first_key` up to `end`, which all lie in one buffer, round by round.
-#define ADD_VALUES(buffer, first_key, end)                                                       \
-    for (uint round = (first_key) / LANES * LANES; round < (end); round += LANES) {              \
-        [[unroll]] for (uint lane = 0; lane < LANES; lane++) {                                   \
-            uint key = round + lane;                                                             \
-            if (key >= (first_key) && key < (end)) {                                             \
-                float value = buffer[places[key] + d];                                           \
-                [[unroll]] for (uint h = 0; h < HEADS; h++) {                                    \
-                    precise float product = weights[h * KEYS + key] * value;                     \
-                    precise float sum = acc[h * LANES + lane] + product;                         \
-                    acc[h * LANES + lane] = sum;                                                 \
-                }                                                                                \
-            }                                                                                    \
-        }                                                                                        \
+#define ADD_VALUES(buffer, first_key, end)                                                                \
+    for (uint round = (first_key) / LANES * LANES; round < (end); round += LANES) {                       \
+        [[unroll]] for (uint i = 0; i < OWN_LANES; i++) {                                                 \
+            uint key = round + branch + BRANCHES * i;                                                     \
+            if (key >= (first_key) && key < (end)) {                                                      \
+                uvec4 at = places[key] + d;                                                               \
+                vec4 value = vec4(buffer[at.x], buffer[at.y], buffer[at.z], buffer[at.w]);                \
+                [[unroll]] for (uint h = 0; h < HEADS; h++) {                                             \
+                    precise vec4 product = weights[h * KEYS + key] * value;                               \
+                    precise vec4 sum = acc[h * OWN_LANES + i] + product;                                  \
+                    acc[h * OWN_LANES + i] = sum;                                                         \
+                }                                                                                         \
+            }                                                                                             \
+        }                                                                                                 \
     }
 
-void add_values(Task t, uint j0, uint d, inout float acc[SUMS]) {
+// Lanes branch, branch + 4, ... of columns id % 32, + 32, + 64, + 96 from d0 on; what is past the last column repeats it.
+void add_values(Task t, uint j0, uint d0, inout vec4 acc[SUMS]) {
+    uint branch = gl_LocalInvocationID.x / LANES, c = d0 + gl_LocalInvocationID.x % LANES;
+    uvec4 d = min(uvec4(c, c + 32, c + 64, c + 96), uvec4(v_dim - 1));
     uint first_key = key_of(t.low, j0), middle = key_of(start, j0), end = key_of(t.high + 1, j0);
-    if (d >= v_dim) return;
     ADD_VALUES(values, first_key, middle)
     ADD_VALUES(v, max(first_key, middle), end)
+}
+
+// The trees of this invocation's lanes, into partials [head][branch][column].
+void write_branches(vec4 acc[SUMS]) {
+    uint id = gl_LocalInvocationID.x;
+    [[unroll]] for (uint h = 0; h < HEADS; h++) {
+        precise vec4 a = acc[h * OWN_LANES] + acc[h * OWN_LANES + 4];
+        precise vec4 b = acc[h * OWN_LANES + 1] + acc[h * OWN_LANES + 5];
+        precise vec4 c = acc[h * OWN_LANES + 2] + acc[h * OWN_LANES + 6];
+        precise vec4 d = acc[h * OWN_LANES + 3] + acc[h * OWN_LANES + 7];
+        precise vec4 ac = a + c, bd = b + d;
+        precise vec4 total = ac + bd;
+        uint at = (h * BRANCHES + id / LANES) * KEYS + id % LANES;
+        [[unroll]] for (uint i = 0; i < 4; i++) partials[at + LANES * i] = total[i];
+    }
 }
 
 // Invocation id adds the weights of head id / 32's lane id % 32.
@@ -112,7 +132,7 @@ float add_weights(Task t, uint j0, float lane_sum) {
 // inverses[h] = reciprocal(the tree of the head's lanes, and the sink's share)
 void find_inverses(Task t, float lane_sum) {
     uint id = gl_LocalInvocationID.x;
-    if (id < SUMS) weights[id] = lane_sum;
+    if (id < HEADS * LANES) weights[id] = lane_sum;
     barrier();
     if (id < HEADS) {
         vec4 quads[8];
@@ -130,36 +150,40 @@ void find_inverses(Task t, float lane_sum) {
     barrier();
 }
 
-float tree_of(float a[SUMS], uint h) {
-    vec4 quads[8];
-    [[unroll]] for (uint i = 0; i < 8; i++) {
-        uint at = h * LANES + 4 * i;
-        quads[i] = vec4(a[at], a[at + 1], a[at + 2], a[at + 3]);
-    }
-    return tree32(quads[0], quads[1], quads[2], quads[3], quads[4], quads[5], quads[6], quads[7]);
-}
-
-// Columns d0 to d0 + 127 of the result.
+// Columns d0 to d0 + 127 of the result. Two passes over the chunks in one loop, as compilers write out each call of
+// add_products: the first finds the maxima.
 void attend(Task t, uint d0) {
     uint id = gl_LocalInvocationID.x, d = d0 + id;
-    float acc[SUMS];
-    [[unroll]] for (uint i = 0; i < SUMS; i++) acc[i] = runtime_zero();
-    float lane_sum = runtime_zero();
-    for (uint j0 = t.low - t.low % LANES; j0 <= t.high; j0 += KEYS) {
-        add_products(t, j0);
-        barrier();
-        find_weights(t, j0);
-        barrier();
-        if (id < SUMS) lane_sum = add_weights(t, j0, lane_sum);
-        add_values(t, j0, d, acc);
+    vec4 acc[SUMS];
+    float m[HEADS], lane_sum = runtime_zero();
+    [[unroll]] for (uint i = 0; i < SUMS; i++) acc[i] = vec4(runtime_zero());
+    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = uintBitsToFloat(INFINITY_BITS | SIGN_BIT);
+    for (uint pass = 0; pass < 2; pass++) {
+        for (uint j0 = t.low - t.low % LANES; j0 <= t.high; j0 += KEYS) {
+            add_products(t, j0);
+            barrier();
+            if (pass == 0) {
+                take_maxima(t, j0, m);
+                barrier();
+                continue;
+            }
+            find_weights(t, j0);
+            barrier();
+            if (id < HEADS * LANES) lane_sum = add_weights(t, j0, lane_sum);
+            add_values(t, j0, d0, acc);
+        }
+        if (pass > 0) continue;
+        reduce_maxima(m);
+        add_sinks(t);
     }
     barrier();
+    write_branches(acc);
     find_inverses(t, lane_sum);
-    if (d < v_dim) {
-        [[unroll]] for (uint h = 0; h < HEADS; h++) {
-            precise float result = tree_of(acc, h) * inverses[h];
-            if (t.head + h <= t.last_head) attended[t.row * out_stride + (t.head + h) * v_dim + d] = result;
-        }
+    for (uint h = 0; h < HEADS && t.head + h <= t.last_head && d < v_dim; h++) {
+        uint at = h * BRANCHES * KEYS + id;
+        float total = tree4(vec4(partials[at], partials[at + KEYS], partials[at + 2 * KEYS], partials[at + 3 * KEYS]));
+        precise float result = total * inverses[h];
+        attended[t.row * out_stride + (t.head + h) * v_dim + d] = result;
     }
     barrier();
 }
@@ -169,8 +193,6 @@ void main() {
         for (uint i = gl_WorkGroupID.x; i < tasks(); i += gl_NumWorkGroups.x) {
             Task t = task_of(row, i);
             load_q(t);
-            find_maxima(t, t.low - t.low % LANES, KEYS);
-            add_sinks(t);
             for (uint d0 = 0; d0 < v_dim; d0 += gl_WorkGroupSize.x) attend(t, d0);
         }
     }

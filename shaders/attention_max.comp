@@ -35,6 +35,18 @@ layout(push_constant) uniform Push {
 
 const uint PARTS = 8;
 
+void find_maxima(Task t, uint part) {
+    float m[HEADS];
+    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = uintBitsToFloat(INFINITY_BITS | SIGN_BIT);
+    for (uint j0 = t.low - t.low % LANES + part * KEYS; j0 <= t.high; j0 += PARTS * KEYS) {
+        add_products(t, j0);
+        barrier();
+        take_maxima(t, j0, m);
+        barrier();
+    }
+    reduce_maxima(m);
+}
+
 void main() {
     uint id = gl_LocalInvocationID.x;
     for (uint row = gl_WorkGroupID.y; row < rows; row += gl_NumWorkGroups.y) {
@@ -42,7 +54,7 @@ void main() {
             Task t = task_of(row, i);
             load_q(t);
             for (uint part = gl_WorkGroupID.z; part < PARTS; part += gl_NumWorkGroups.z) {
-                find_maxima(t, t.low - t.low % LANES + part * KEYS, PARTS * KEYS);
+                find_maxima(t, part);
                 if (id < HEADS) found[(row * heads + head_of(t, id)) * PARTS + part] = maxima[id];
                 barrier();
             }

@@ -109,19 +109,15 @@ float larger(float a, float b) {
     return b > a ? b : a;
 }
 
-// maxima[h]: the largest visible score of a head in the chunks from `first_chunk` on, `by` positions apart.
-void find_maxima(Task t, uint first_chunk, uint by) {
+// m[h] takes the score of this invocation's key of the chunk.
+void take_maxima(Task t, uint j0, inout float m[HEADS]) {
+    if (!visible(t, j0 + KEY_STRIDE * gl_LocalInvocationID.x)) return;
+    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = larger(m[h], score(h));
+}
+
+// maxima[h]: the largest of all invocations' m[h].
+void reduce_maxima(float m[HEADS]) {
     uint id = gl_LocalInvocationID.x;
-    float m[HEADS];
-    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = uintBitsToFloat(INFINITY_BITS | SIGN_BIT);
-    for (uint j0 = first_chunk; j0 <= t.high; j0 += by) {
-        add_products(t, j0);
-        barrier();
-        if (visible(t, j0 + KEY_STRIDE * id)) {
-            [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = larger(m[h], score(h));
-        }
-        barrier();
-    }
     [[unroll]] for (uint h = 0; h < HEADS; h++) weights[h * KEYS + id] = m[h];
     barrier();
     if (id < HEADS * LANES) {
