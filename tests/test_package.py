@@ -131,3 +131,26 @@ def test_what_tests_need_is_set_up_apart(small_tree: Path) -> None:
     assert subprocess.run(check, cwd=small_tree, timeout=60).returncode == 1
     shutil.copy(small_tree / ".venv/setup-stamp", small_tree / ".venv/setup-stamp-dev")
     assert subprocess.run(check, cwd=small_tree, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["kp-0.9.0-cp311-cp311-linux_x86_64.whl", "kp-0.9.0.tar.gz"])
+def test_kp_from_a_file_asks_no_index(small_tree: Path, tmp_path: Path, name: str) -> None:
+    """With a Python that only writes down what it is asked, and makes the wheel that it is asked for."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(
+        f"""#!/bin/bash
+echo "$@" >> {log}
+[[ $* != *" wheel "* ]] || touch "$(sed 's/.* -w \\([^ ]*\\) .*/\\1/' <<<"$*")/kp-0.9.0-made.whl"
+"""
+    )
+    python.chmod(0o755)
+    file = tmp_path / name
+    file.write_bytes(b"")
+    run("bash", "tools/setup.sh", "--kp", str(file), cwd=small_tree, SETUP_PYTHON=str(python))
+    *built, installed, tried = log.read_text().splitlines()
+    assert installed.startswith("-m pip install") and "--no-index" in installed and "--no-deps" in installed
+    assert installed.endswith("kp-0.9.0-made.whl" if built else name)
+    assert tried == "-c import kp; kp.Manager"
+    assert len(built) == name.endswith(".tar.gz")
+    for command in built:
+        assert "--no-index" in command and "--no-build-isolation" in command and command.endswith(str(file))
