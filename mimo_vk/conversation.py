@@ -195,7 +195,9 @@ class Conversation:
         turns = [*self.messages, user_message(text, pictures)]
         prompt, placed = self.prompt(turns, think)
         if len(prompt) >= self._ctx:
-            raise ContextFull(f"the conversation has {len(prompt)} tokens, and the context holds {self._ctx}")
+            raise ContextFull(
+                f"the conversation has {len(prompt)} tokens{placed.share}, and the context holds {self._ctx}"
+            )
         answer = self.answer = Answer(
             self._session,
             self._tokenizer,

@@ -90,7 +90,9 @@ def decide(
     answers = options_ids(tokenizer, question, end_of_turn(tokenizer, template))
     longest = len(ids) + max(map(len, answers))
     if longest > engine.ctx:
-        raise ContextFull(f"the question and its answers need {longest} tokens, and the context holds {engine.ctx}")
+        raise ContextFull(
+            f"the question and its answers need {longest} tokens{placed.share}, and the context holds {engine.ctx}"
+        )
     before = engine.stats.prefill_tokens
     held = [] if placed else common_prefix([conversation.ids, ids])
     if held:

@@ -47,7 +47,7 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         for warning in engine.warnings:
             print(f"mimo-vk: warning: {warning}", file=sys.stderr)
         ids, pictures = read_prompt(engine, args, given, files, settings.think)
-        check_room(engine, len(ids), ngen)
+        check_room(engine, len(ids), ngen, pictures)
         session = engine.session()
         logits = read(engine, session, ids, pictures, dump, progress)
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
@@ -114,11 +114,11 @@ def prompt_ids(engine: Engine, args: argparse.Namespace, files: list[bytes], thi
     return ids
 
 
-def check_room(engine: Engine, count: int, ngen: int) -> None:
+def check_room(engine: Engine, count: int, ngen: int, pictures: Pictures = NONE) -> None:
     """Refuse what the context can't hold, saying what it could."""
     if count + ngen > engine.ctx:
         raise UsageError(
-            f"{count} prompt tokens and --ngen {ngen} are more than the context of {engine.ctx}: "
+            f"{count} prompt tokens{pictures.share} and --ngen {ngen} are more than the context of {engine.ctx}: "
             + (f"--ngen {engine.ctx - count} would fit" if count <= engine.ctx else "the prompt alone is too long")
             + (", or a larger --ctx" if engine.ctx < engine.config.max_position_embeddings else "")
         )

@@ -175,7 +175,8 @@ def check_room(questions: Mapping[str, Asked], ctx: int) -> None:
     for name, asked in questions.items():
         longest = max(map(len, asked.options))
         if len(asked.ids) + longest > ctx:
-            msg = f"{len(asked.ids)} prompt tokens and an option of {longest} are more than the context of {ctx}"
+            count = f"{len(asked.ids)} prompt tokens{asked.pictures.share}"
+            msg = f"{count} and an option of {longest} are more than the context of {ctx}"
             faults.append(Fault(("body", "questions", name), msg, "context_length_exceeded"))
     if faults:
         raise InvalidRequest(faults)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mimo_vk.conversation import Conversation, text_tools
+from mimo_vk.conversation import ContextFull, Conversation, text_tools
 from mimo_vk.decide import decide
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, CheckpointError, ImageError, UsageError
@@ -292,6 +292,10 @@ def test_a_conversation_keeps_its_pictures(engine: Engine) -> None:
     for at, token in zip(placed.positions, twin(engine, WIDE, DARK), strict=True):
         text[at] = token
     assert same(session.prompt(ids, pictures=placed), engine.session().prompt(text))
+    with pytest.raises(
+        ContextFull, match=r"the conversation has \d+ tokens \(419 for pictures; MIMO_MAX_IMAGE_TOKENS b"
+    ):
+        list(talk.ask("Big?", think=False, pictures=[png("red", 640, 640)]))
     decision = decide(engine, session, talk, "Is it?", ("yes", "no"), pictures=[BRIGHT])
     assert sum(decision.probabilities) == pytest.approx(1)
     assert engine.tower.seen == 3 and len(talk.messages) == 6

@@ -94,7 +94,10 @@ def test_a_request_without_pictures_is_as_before(front: Front) -> None:
 def test_the_context_is_checked_with_the_pictures_tokens(front: Front) -> None:
     big = png("red", 640, 640)  # 400 tokens
     assert prepared(front, user(image(big))).job.pictures.items[0].tokens == 400
-    with pytest.raises(Exception, match="prompt tokens and max_tokens 8 are more than the context of 512"):
+    with pytest.raises(
+        Exception,
+        match=r"8\d\d prompt tokens \(800 for pictures; MIMO_MAX_IMAGE_TOKENS bounds each one\) and max_tokens 8 are",
+    ):
         prepared(front, user(image(big), image(big)))
     few = Front(Settings(model=front_dir(front), ctx=512, max_image_tokens=10))
     assert prepared(few, user(image(big), image(big))).job.pictures.items[0].tokens <= 10
@@ -264,5 +267,5 @@ def test_an_asset_that_is_no_picture_is_named(front: Front, data: bytes, words: 
 
 def test_a_picture_too_large_for_the_context_is_named(front: Front) -> None:
     body = {"state": "X", "questions": {"q": YES_NO}, "assets": {"X": asset(png("red", 960, 960))}}
-    with pytest.raises(InvalidRequest, match=r"questions\.q: 9\d\d prompt tokens .* context of 512"):
+    with pytest.raises(InvalidRequest, match=r"questions\.q: 9\d\d prompt tokens \(900 for .* context of 512"):
         asked(front, body)

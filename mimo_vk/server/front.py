@@ -14,7 +14,7 @@ from mimo_vk.chat_format import ChatTemplate
 from mimo_vk.config import Config, load_config, load_generation_config
 from mimo_vk.engine import shipped_model
 from mimo_vk.errors import CheckpointError, UsageError
-from mimo_vk.pictures import PictureTools, load_tools
+from mimo_vk.pictures import NONE, Pictures, PictureTools, load_tools
 from mimo_vk.server.turns import Turns
 from mimo_vk.settings import Settings
 from mimo_vk.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class Front:
         """At least the characters that one token can stand for: its bytes, doubled because NFC makes fewer of some."""
         return 2 * max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.size))
 
-    def room(self, tokens: int, wanted: int | None, param: str) -> int:
+    def room(self, tokens: int, wanted: int | None, param: str, pictures: Pictures = NONE) -> int:
         """How many tokens may be generated. UsageError where the context can't hold the prompt and what is wanted."""
         room = self.ctx - tokens
         if wanted is not None and wanted <= room:
@@ -84,7 +84,8 @@ class Front:
             return room
         fits = f"{param} {room} would fit" if room > 0 else "the prompt alone leaves no room"
         asked = f" and {param} {wanted}" if wanted is not None else ""
-        raise UsageError(f"{tokens} prompt tokens{asked} are more than the context of {self.ctx} tokens holds: {fits}")
+        shown = f"{tokens} prompt tokens{pictures.share}"
+        raise UsageError(f"{shown}{asked} are more than the context of {self.ctx} tokens holds: {fits}")
 
 
 def _picture_tools(model_dir: Path, config: Config, settings: Settings) -> tuple[PictureTools | None, str]:

@@ -80,7 +80,7 @@ def prepare(front: Front, wanted: ChatRequest, body: dict[str, Any]) -> Prepared
     limit = wanted.max_completion_tokens if wanted.max_completion_tokens is not None else wanted.max_tokens
     name = "max_tokens" if wanted.max_completion_tokens is None else "max_completion_tokens"
     choice = Choice(
-        front.room(len(ids), limit, name),
+        front.room(len(ids), limit, name, placed),
         front.temperature if wanted.temperature is None else wanted.temperature,
         front.top_p if wanted.top_p is None else wanted.top_p,
         front.seed if wanted.seed is None else wanted.seed,
