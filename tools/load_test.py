@@ -1,6 +1,6 @@
 """Many clients at once against a server on this machine, a third of them leaving early, for a bounded time.
 
-    python -m tools.load_test [--seconds 120] [--clients 16] [--model DIR]
+    python -m tools.load_test [--seconds 120] [--clients 16] [--model DIR] [--threads N]
 
 It starts ``mimo-vk serve`` on a free port of the loopback address and holds it to this: every request ends in an answer
 or in an error that says why; the same question with the same seed has the same answer whoever else is asking, and an
@@ -83,6 +83,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--model", help="a checkpoint (the small model that ships with the project)")
+    parser.add_argument("--threads", help="of the server; 1 on a machine that is busy with other work")
     args = parser.parse_args()
     command = [
         sys.executable,
@@ -97,9 +98,10 @@ def main() -> int:
         "--log-level",
         "error",
     ]
-    server = subprocess.Popen(
-        command + (["--model", args.model] if args.model else []), stdout=subprocess.PIPE, text=True
-    )
+    command += [
+        part for name in ("model", "threads") if (value := getattr(args, name)) for part in (f"--{name}", value)
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         found = re.search(r"http://[^/]+", server.stdout.readline())
