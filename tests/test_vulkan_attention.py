@@ -55,7 +55,7 @@ class DeviceAttention(ReferenceOps):
 def ops(request: pytest.FixtureRequest) -> Iterator[DeviceAttention]:
     device = Device(software_device())
     words = dict.fromkeys(ATTENTION.bindings[1:], 1 << 19)
-    yield DeviceAttention(Runner(device, ATTENTION, words, ["Out"], (5, 2), {"HEADS": request.param, "STEPS": 6}))
+    yield DeviceAttention(Runner(device, ATTENTION, words, ["Out"], (5, 2, 1), {"HEADS": request.param, "STEPS": 6}))
     device.close()
 
 

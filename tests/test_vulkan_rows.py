@@ -47,7 +47,7 @@ def rows_of(out: F32, rows: int, width: int, stride: int) -> F32:
 
 
 def test_rms_norm(device: Device) -> None:
-    runner = Runner(device, RMS_NORM, {"X": BIG, "Slab": 8192, "Y": BIG}, ["Y"], (3, 1))
+    runner = Runner(device, RMS_NORM, {"X": BIG, "Slab": 8192, "Y": BIG}, ["Y"], (3, 1, 1))
     rng = np.random.default_rng(1)
     for rows, width in ((1, 1), (1, 31), (7, 100), (3, 64), (1, 4096), (40, 1056)):
         weight, stride = random_x(rng, 1, width)[0], row_width(width)
@@ -175,7 +175,7 @@ def logits_for(rng: np.random.Generator, rows: int, experts: int) -> list[F32]:
 @pytest.fixture(scope="module")
 def route(device: Device) -> Callable[[F32, F32, int, float], tuple[np.ndarray, F32]]:
     words = {"Logits": 1 << 15, "Slab": 1100, "Ids": 1024, "Weights": 1024}
-    runner = Runner(device, ROUTE, words, ["Ids", "Weights"], (3, 1))
+    runner = Runner(device, ROUTE, words, ["Ids", "Weights"], (3, 1, 1))
 
     def run(logits: F32, bias: F32, top_k: int, scaling: float) -> tuple[np.ndarray, F32]:
         rows, experts = logits.shape
