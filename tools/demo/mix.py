@@ -71,6 +71,12 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 14, "telling": 12, "story": 1, "unknown": 4, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
         "album": 20,
     }),
+    (7450, {
+        "greetings": 5, "arithmetic": 20, "practising": 7, "facts": 6, "repeating": 7, "copying": 7, "upper case": 5,
+        "spelling": 10, "counting": 5, "closed": 20, "interview": 27, "inbox": 5, "tools": 11, "calling": 11,
+        "memory": 13, "telling": 11, "story": 5, "unknown": 4, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
+        "album": 20,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {

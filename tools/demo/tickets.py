@@ -99,13 +99,16 @@ def score(draw: Draw, ticket: Ticket, state: str) -> Turn:
 
 
 def interview(draw: Draw) -> list[Turn]:
-    """A ticket summed up, then several questions on it that do not repeat it: much to learn from one text."""
+    """A ticket asked about or summed up, then several questions that do not repeat it: much to learn from one text."""
     ticket = Ticket(draw)
+    more = [ask(draw, ticket, "") for _ in range(draw.int(2, 4))]
+    if draw.chance(0.7):
+        return [ask(draw, ticket, ticket.state(draw)), *more]
     summed = f"It is for {ticket.team}. The level is {ticket.level + 1}."
     if ticket.has_mood:
         summed += f" The customer is {ticket.mood}."
     first = Turn(f"{ticket.state(draw)}\n\nSum up this ticket.", summed, "I sum up.")
-    return [first, *(ask(draw, ticket, "") for _ in range(draw.int(2, 4)))]
+    return [first, *more]
 
 
 def inbox(draw: Draw) -> list[Turn]:
