@@ -29,8 +29,9 @@ def tally() -> Tally:
 def test_a_short_run_has_no_faults(tiny_checkpoint: Path) -> None:
     with serving(tiny_checkpoint, program="tests.echo_model") as server:
         found = asyncio.run(load(server.url, server.process.pid, clients=5, seconds=2.5))
-    assert found.faults == [] and found.finished > 5 and found.left > 0 and len(found.answers) > 3
-    assert len(found.health) >= 3 and all(memory > 20e6 for _, memory in found.memory)
+    assert found.faults == [] and found.finished > 0 and found.answers  # how many depends on what else the machine does
+    assert found.sent == found.finished + found.left and found.statuses == {200: found.finished}
+    assert found.health and all(memory > 20e6 for _, memory in found.memory)
 
 
 def test_counters_that_agree() -> None:
