@@ -18,6 +18,9 @@ from mimo_vk.vulkan.device import Device, Pipeline, Program
 from mimo_vk.vulkan.kernels import (
     ADD,
     ATTENTION,
+    ATTENTION_JOIN,
+    ATTENTION_MAX,
+    ATTENTION_PART,
     KV_APPEND,
     LINEAR_BF16,
     LINEAR_F32,
@@ -34,6 +37,7 @@ OCTETS = 8  # rows of a matrix that a group of a linear kernel takes at a time, 
 TILES = {1: (1, 2)}  # rows of x and of the matrix that an octet takes, by the rows of the class
 MANY = (4, 4)  # in all larger classes
 MOST_GROUPS = 32768
+PARTS = 8  # groups of the attention kernels that share a group's work
 
 
 def bits(value: float) -> int:
@@ -50,14 +54,15 @@ class Pipelines:
         self._made: dict[tuple[Any, ...], Pipeline] = {}
 
     def get(
-        self, kernel: Kernel, tensors: Sequence[Any], groups: tuple[int, int], push: dict[str, int], **constants: int
-    ) -> tuple[Pipeline, dict[str, int]]:
-        """A part for ``Program.dispatch_parts``."""
-        key = (kernel.name, *map(id, tensors), groups, *constants.items())
+        self, kernel: Kernel, tensors: Sequence[Any], groups: tuple[int, int], push: dict[str, int], depth: int = 1,
+        **constants: int,
+    ) -> tuple[Pipeline, dict[str, int]]:  # fmt: skip
+        """A part for ``Program.dispatch_parts``. ``depth``: groups in z."""
+        key = (kernel.name, *map(id, tensors), groups, depth, *constants.items())
         if key not in self._made:
             if "SELECT_DECODE" in kernel.constants:
                 constants["SELECT_DECODE"] = self._select_decode
-            self._made[key] = self._device.pipeline(kernel, tensors, (*groups, 1), push, constants)
+            self._made[key] = self._device.pipeline(kernel, tensors, (*groups, depth), push, constants)
         return self._made[key], push
 
 
@@ -155,9 +160,9 @@ class Recorder:
 
     def _run(
         self, program: Program, kernel: Kernel, tensors: Sequence[Any], groups: tuple[int, int], push: dict[str, int],
-        writes: Sequence[Any], **constants: int,
+        writes: Sequence[Any], depth: int = 1, **constants: int,
     ) -> None:  # fmt: skip
-        program.dispatch_parts([self._pipelines.get(kernel, tensors, groups, push, **constants)], writes)
+        program.dispatch_parts([self._pipelines.get(kernel, tensors, groups, push, depth, **constants)], writes)
 
     def _norm(self, program: Program, x: Any, weight: Place, y: Any, step: Any = None) -> None:
         push = {
@@ -205,11 +210,33 @@ class Recorder:
             "sinks_at": 0 if sink is None else sink.at, "scale_bits": bits(spec.head_dim**-0.5),
         }  # fmt: skip
         slab = self._slabs.at(place.input_norm if sink is None else sink)
+        if self._rows == 1 and spec.window is None and self._device.info.kind != "CPU":
+            self._attention_in_parts(program, place, qkv, slab, out, push)
+            return
         tensors = [self._slabs.step, *qkv, self._slabs.at(cache.keys), self._slabs.at(cache.values), slab, out]
         heads = 2 if spec.num_heads // spec.num_kv_heads > 1 else 1
         groups = spec.num_kv_heads * -(-spec.num_heads // spec.num_kv_heads // heads), self._by_row
         steps = -(-spec.head_dim // 32)
         self._run(program, ATTENTION, tensors, groups, push, [out], HEADS=heads, STEPS=steps)
+
+    def _attention_in_parts(
+        self, program: Program, place: LayerPlace, qkv: list[Any], slab: Any, out: Any, numbers: dict[str, int]
+    ) -> None:
+        """The same in three dispatches: one row over all positions has too few groups to fill a device."""
+        spec, step = place.spec, self._slabs.step
+        keys, values = self._slabs.at(place.cache.keys), self._slabs.at(place.cache.values)
+        maxima = self.activations.get("maxima", PARTS * spec.num_heads)
+        sums = self.activations.get("sums", PARTS * spec.num_heads * (spec.v_head_dim + 1))
+        q, k, v = qkv
+        groups, steps = (spec.num_heads, 1), -(-spec.head_dim // 32)
+        for kernel, tensors, written in (
+            (ATTENTION_MAX, [step, q, k, keys, maxima], maxima),
+            (ATTENTION_PART, [step, q, k, v, keys, values, slab, maxima, sums], sums),
+        ):
+            push = {name: numbers[name] for name in kernel.push}
+            self._run(program, kernel, tensors, groups, push, [written], PARTS, HEADS=1, STEPS=steps)
+        push = {name: numbers[name] for name in ATTENTION_JOIN.push}
+        self._run(program, ATTENTION_JOIN, [step, slab, maxima, sums, out], (self._across, 1), push, [out])
 
     def _append(self, program: Program, place: LayerPlace) -> None:
         spec, cache = place.spec, place.cache
