@@ -16,6 +16,8 @@ from tests.attention_oracle import Case, run_in_blocks
 from tests.vulkan_dense import UNTOUCHED, Runner, bits, row_width
 from tests.vulkan_device import assert_same_bits, software_device
 
+pytestmark = pytest.mark.bits
+
 OPS = ReferenceOps()
 KEYS_AT, VALUES_AT, SINKS_AT, PARTS = 7, 11, 3, 8
 
