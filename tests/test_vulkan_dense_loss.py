@@ -22,8 +22,8 @@ from tests.engines import PROMPT, open_engine
 from tests.test_vulkan_dense import open_dense
 from tests.vulkan_device import software_device
 
-TEXT = [(13 * i) % 590 for i in range(40)]
-CHUNK = 16
+TEXT = [(13 * i) % 590 for i in range(24)]
+CHUNK = 8
 
 
 def kill(client: DeviceClient) -> None:
