@@ -158,8 +158,9 @@ def test_ten_thousand_swaps_leave_memory_flat(client: DeviceClient, experts: lis
         assert after - before < 2_000_000, sizes
 
 
-def test_fifty_starts_and_exits(experts: list[Expert]) -> None:
+def test_fifty_starts_and_exits(experts: list[Expert], monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, idle, in the middle of a step and after one: exit status 0 each time. Two at a time."""
+    monkeypatch.setattr(client_module, "END_SECONDS", 60.0)  # on a busy machine a process may still be loading
     x = random_x(np.random.default_rng(1), 3, SHAPE.hidden)
     pairs = np.array([(0, row) for row in range(3)], np.uint32)
     statuses = []
