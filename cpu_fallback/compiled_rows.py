@@ -99,15 +99,16 @@ def add(a: F32, b: F32) -> F32:
 
 
 @jit()
-def swiglu_range(first: Any, last: Any, gate: Any, up: Any, out: Any) -> None:
-    for i in range(first, last):
+def swiglu_range(gate: Any, up: Any, out: Any) -> None:
+    for i in range(out.size):  # from 0: an index that might be negative would keep LLVM from loading vectors
         out[i] = (gate[i] * sigmoid(gate[i])) * up[i]
 
 
 @jit(parallel=True)
 def swiglu_parts(parts: Any, gate: Any, up: Any, out: Any) -> None:
     for part in numba.prange(parts):
-        swiglu_range(out.size * part // parts, out.size * (part + 1) // parts, gate, up, out)
+        first, last = out.size * part // parts, out.size * (part + 1) // parts
+        swiglu_range(gate[first:last], up[first:last], out[first:last])
 
 
 def swiglu(gate: F32, up: F32, threads: int = 1) -> F32:
@@ -116,7 +117,7 @@ def swiglu(gate: F32, up: F32, threads: int = 1) -> F32:
     flat = gate.reshape(-1), up.reshape(-1), out.reshape(-1)
     parts = shares(threads, gate.size)
     if parts == 1:
-        swiglu_range(0, gate.size, *flat)
+        swiglu_range(*flat)
     else:
         swiglu_parts(parts, *flat)
     return out

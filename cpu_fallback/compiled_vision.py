@@ -86,22 +86,23 @@ def layer_norm(x: F32, weight: F32, eps: float) -> F32:
 
 
 @jit()
-def gelu_range(first: Any, last: Any, x: Any, out: Any) -> None:
-    for i in range(first, last):
+def gelu_range(x: Any, out: Any) -> None:
+    for i in range(out.size):
         out[i] = gelu_of(x[i])
 
 
 @jit(parallel=True)
 def gelu_parts(parts: Any, x: Any, out: Any) -> None:
     for part in numba.prange(parts):
-        gelu_range(x.size * part // parts, x.size * (part + 1) // parts, x, out)
+        first, last = x.size * part // parts, x.size * (part + 1) // parts
+        gelu_range(x[first:last], out[first:last])
 
 
 def gelu(x: F32, threads: int = 1) -> F32:
     out = np.empty_like(x)
     parts = shares(threads, x.size)
     if parts == 1:
-        gelu_range(0, x.size, x.reshape(-1), out.reshape(-1))
+        gelu_range(x.reshape(-1), out.reshape(-1))
     else:
         gelu_parts(parts, x.reshape(-1), out.reshape(-1))
     return out
