@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mimo_vk.errors import UsageError
 from mimo_vk.machine import physical_cores
-from mimo_vk.ops import SinkReading
+
+if TYPE_CHECKING:
+    from mimo_vk.ops import SinkReading  # it brings numpy along, which --help does without
 
 GB = 1e9  # the unit of --ram and --tier-gb, in bytes
 PIN_SLOTS = 4
