@@ -168,13 +168,15 @@ def test_ctrl_c_ends_a_decision_or_a_prompt_s_reading_and_no_more(echo_server: L
         terminal.wait_for("> ")
         terminal.type("/decide yes | no\r")
         terminal.wait_for("decide> ")
-        for _ in range(2):
+        stopped: Any = {"route": "/v1/systemone", "outcome": "cancelled"}
+        before = echo_server.metric("requests_total", **stopped)
+        for count in (1, 2):
             terminal.type("READ SLOWLY " + "word " * 300 + "\r")
             echo_server.wait_metric("requests_running", 1)
             terminal.type(CTRL_C)
             terminal.wait_for("stopped")
             terminal.wait_for("decide> ")
-            echo_server.wait_metric("requests_running", 0, seconds=2)
+            echo_server.wait_metric("requests_total", before + count, **stopped)
         terminal.type("Is it?\r")
         assert "50.0%" in terminal.wait_for("entropy 1.00 of 1.00 bits")
         terminal.type("/decide\r")
