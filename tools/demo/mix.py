@@ -77,6 +77,12 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 13, "telling": 11, "story": 5, "unknown": 4, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
         "album": 20,
     }),
+    (7750, {
+        "greetings": 5, "arithmetic": 25, "practising": 8, "facts": 6, "repeating": 5, "copying": 5, "upper case": 6,
+        "spelling": 7, "counting": 4, "closed": 24, "interview": 32, "inbox": 4, "tools": 7, "calling": 8,
+        "memory": 12, "telling": 9, "story": 5, "unknown": 5, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
+        "album": 20,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {

@@ -28,7 +28,7 @@ class Ticket:
         problem = problem.format(thing=draw.pick(THINGS), colour=draw.pick(COLOURS))
         self.mood, lines = draw.pick(list(MOODS.items()))
         sentences = [problem, cue] if draw.chance(0.8) else [cue, problem]
-        self.has_mood = draw.chance(0.4)
+        self.has_mood = draw.chance(0.4 if draw.held else 0.6)
         if self.has_mood:
             sentences.append(draw.pick(lines))
         self.text = " ".join(sentences)
@@ -136,9 +136,30 @@ def about_ticket(draw: Draw) -> Turn:
     return ask(draw, ticket, ticket.state(draw))
 
 
+PRACTISED = (
+    0,
+    1,
+    2,
+    4,
+    5,
+    6,
+    7,
+    7,
+    7,
+    8,
+    8,
+    9,
+    9,
+    9,
+    9,
+    10,
+    11,
+)  # the kinds below in training: the rare ones more often
+
+
 def ask(draw: Draw, ticket: Ticket, state: str) -> Turn:
     """One of the questions that a ticket answers."""
-    kind = draw.int(0, 11)
+    kind = draw.int(0, 11) if draw.held else draw.pick(PRACTISED)
     if kind <= 3:
         why = ("It can wait.", "It has some days.", "It needs help now.")[ticket.level]
         return yes_no(draw, state, draw.pick(ASK_URGENT), ticket.level == 2, why)
