@@ -175,7 +175,12 @@ def test_fits_within_slabs(config: Config) -> None:
 def run_program(root: Path, model: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mimo_vk", "run", "--model", str(model), "--ids", "1 2 3 4 5", "--ngen", "4"]
     return subprocess.run(
-        [*command, *flags], cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        [*command, *flags],
+        cwd=root,
+        env={**os.environ, "MIMO_BACKEND": "numpy", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
