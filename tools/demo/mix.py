@@ -83,6 +83,12 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 12, "telling": 9, "story": 5, "unknown": 5, "shapes": 14, "amounts": 4, "sides": 4, "reading": 5,
         "album": 20,
     }),
+    (8000, {
+        "greetings": 5, "arithmetic": 25, "practising": 8, "facts": 6, "repeating": 5, "copying": 5, "upper case": 6,
+        "spelling": 7, "counting": 4, "closed": 30, "interview": 32, "inbox": 3, "tools": 8, "calling": 8,
+        "memory": 10, "telling": 9, "story": 5, "unknown": 5, "shapes": 30, "amounts": 4, "sides": 4, "reading": 5,
+        "album": 14,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
@@ -159,7 +165,7 @@ def conversation(draw: Draw, step: int = 0) -> Conversation:
     weights = [phase for first, phase in PHASES if first <= step][-1]
     skill = draw.rng.choices(list(weights), list(weights.values()))[0]
     if skill == "album":
-        skill = draw.pick(("shapes", "shapes", "amounts", "sides", "reading", "reading"))
+        skill = draw.pick(("shapes", "shapes", "shapes", "amounts", "sides", "reading"))
         return Conversation(looks.album(draw, skill), SKILLS.index(skill), None, None, draw.chance(0.2))
     turns, tools = turns_of(draw, skill)
     if tools is None and draw.chance(0.06):

@@ -185,16 +185,26 @@ def ask(draw: Draw, ticket: Ticket, state: str) -> Turn:
 SIZES = ("big", "small", "old", "new")
 
 
-def about_scene(draw: Draw) -> Turn:
-    """Two things with their attributes; a question on one of them."""
+Scene = tuple[str, str, str, str]  # two things and what each of them is like
 
-    def parts() -> tuple[str, str, str, str]:
+
+def scene(draw: Draw) -> Scene:
+    def parts() -> Scene:
         a, b = draw.some((*THINGS, *ANIMALS), 2)
         x, y = draw.some(COLOURS, 2) if draw.chance(0.6) else draw.some(SIZES, 2)
         return a, b, x, y
 
-    a, b, x, y = draw.fresh("scene", parts)
-    state = f"The {a} is {x}. The {b} is {y}."
+    return draw.fresh("scene", parts)
+
+
+def described(scene: Scene) -> str:
+    a, b, x, y = scene
+    return f"The {a} is {x}. The {b} is {y}."
+
+
+def ask_scene(draw: Draw, scene: Scene, state: str) -> Turn:
+    """A question on one of the two things."""
+    a, b, x, y = scene
     asked, truth = draw.pick(((a, x), (b, y)))
     if draw.chance(0.5):
         said = truth if draw.chance(0.5) else draw.pick((x, y))
@@ -205,5 +215,12 @@ def about_scene(draw: Draw) -> Turn:
     return choice(draw, state, question.format(asked), [x, y], truth, None)
 
 
+def about_scene(draw: Draw) -> list[Turn]:
+    """One question; in training more of them, without the scene again."""
+    seen = scene(draw)
+    first = ask_scene(draw, seen, described(seen))
+    return [first] if draw.held else [first, *(ask_scene(draw, seen, "") for _ in range(draw.int(1, 3)))]
+
+
 def closed(draw: Draw) -> list[Turn]:
-    return [about_scene(draw) if draw.chance(0.18 if draw.held else 0.3) else about_ticket(draw)]
+    return about_scene(draw) if draw.chance(0.18 if draw.held else 0.4) else [about_ticket(draw)]
