@@ -48,9 +48,13 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
     (5450, {
         "greetings": 8, "arithmetic": 18, "practising": 7, "facts": 6, "repeating": 3, "copying": 6, "upper case": 9,
         "counting": 8, "closed": 18, "interview": 15, "inbox": 14, "tools": 22, "memory": 19, "story": 1, "unknown": 4,
-        "shapes": 9, "amounts": 4, "sides": 4, "reading": 4, "album": 14,
     }),
     (5850, {
+        "greetings": 8, "arithmetic": 17, "practising": 7, "facts": 6, "repeating": 10, "copying": 9, "upper case": 8,
+        "counting": 7, "closed": 18, "interview": 14, "inbox": 10, "tools": 10, "calling": 12, "memory": 15,
+        "telling": 14, "story": 1, "unknown": 4,
+    }),
+    (6150, {
         "greetings": 8, "arithmetic": 17, "practising": 7, "facts": 6, "repeating": 10, "copying": 9, "upper case": 8,
         "counting": 7, "closed": 18, "interview": 14, "inbox": 10, "tools": 10, "calling": 12, "memory": 15,
         "telling": 14, "story": 1, "unknown": 4, "shapes": 9, "amounts": 4, "sides": 4, "reading": 5, "album": 14,
