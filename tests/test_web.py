@@ -101,7 +101,7 @@ def test_the_page_and_its_files_are_served_without_a_key(locked_server: LiveServ
         assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", found.text), "nothing comes from elsewhere"
     assert client.get("/").headers["content-type"] == "text/html; charset=utf-8"
     assert client.head("/app.js").headers["content-type"] == "text/javascript; charset=utf-8"
-    key = {"authorization": "Bearer ríght 世".encode()}
+    key = {b"authorization": "Bearer ríght 世".encode()}
     for path in ("/index.html", "/web/app.js", "/../app.py", "/%2e%2e/app.py", "/app.js/"):
         assert client.get(path).status_code == 401, path
         assert client.get(path, headers=key).status_code == 404, path
