@@ -93,6 +93,12 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 10, "telling": 9, "story": 5, "unknown": 5, "shapes": 30, "amounts": 4, "sides": 4, "reading": 5,
         "album": 14,
     }),
+    (8200, {
+        "greetings": 4, "arithmetic": 28, "practising": 9, "facts": 5, "repeating": 5, "copying": 6, "upper case": 4,
+        "spelling": 12, "counting": 3, "closed": 28, "interview": 26, "inbox": 2, "tools": 14, "calling": 11,
+        "memory": 13, "telling": 9, "story": 4, "unknown": 4, "shapes": 30, "amounts": 3, "sides": 3, "reading": 4,
+        "album": 12,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
