@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -16,7 +17,7 @@ from mimo_vk.conversation import ContextFull
 from mimo_vk.decide import read_options
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError, UsageError
-from mimo_vk.picture_paths import read_picture, split_line
+from mimo_vk.picture_paths import naming, read_picture, split_line
 from mimo_vk.progress import Progress
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Event, Reasoning
@@ -156,10 +157,11 @@ class Chat:
     def _answer(self, line: str, stopped: Interruptible | None) -> None:
         """One turn, written as it comes."""
         with Progress() as progress:
-            text, how = _turn(line, progress)
-            for event in self._talk.ask(text, think=self.think, cancel=stopped, **how):
-                progress.clear()
-                self._screen.event(event)
+            paths, text, how = _turn(line, progress)
+            with naming(paths):
+                for event in self._talk.ask(text, think=self.think, cancel=stopped, **how):
+                    progress.clear()
+                    self._screen.event(event)
         reason = self._talk.finish_reason
         self._screen.end_line(force=reason == "cancelled")  # the terminal has put a ^C where the cursor stood
         if self._screen.terminal and reason == "cancelled":
@@ -171,8 +173,9 @@ class Chat:
         """One closed question."""
         try:
             with Progress() as progress:
-                text, how = _turn(line, progress)
-                decision = self._talk.decide(text, self._options, cancel=stopped, **how)
+                paths, text, how = _turn(line, progress)
+                with naming(paths):
+                    decision = self._talk.decide(text, self._options, cancel=stopped, **how)
         except Cancelled:
             self._screen.end_line(force=True)
             self._screen.note("stopped")
@@ -180,8 +183,8 @@ class Chat:
         self._screen.lines(decision.lines(bars=self._screen.terminal))
 
 
-def _turn(line: str, progress: Progress) -> tuple[str, dict[str, Any]]:
-    """A line's text; its pictures' files and who watches. Errors: UsageError for a path that leads nowhere."""
+def _turn(line: str, progress: Progress) -> tuple[list[Path], str, dict[str, Any]]:
+    """A line's pictures, its text; their bytes and who watches. Errors: UsageError for a path that leads nowhere."""
     paths, text = split_line(line)
     how: dict[str, Any] = {"on_progress": _shown(progress, "reading the prompt")}
     if paths:
@@ -189,7 +192,7 @@ def _turn(line: str, progress: Progress) -> tuple[str, dict[str, Any]]:
             "pictures": [read_picture(path) for path in paths],
             "on_picture": _shown(progress, "seeing the picture"),
         }
-    return text, how
+    return paths, text, how
 
 
 def _shown(progress: Progress, what: str) -> Callable[[int, int], None]:

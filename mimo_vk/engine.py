@@ -71,7 +71,7 @@ class Engine:
         if self.dense is not None:
             self.chunk = min(self.chunk, self.dense.max_rows)
         self.tokenizer, self.template = _text_tools(self.model_dir)
-        with ticking(progress, "compiling for this machine, at the first start only"):
+        with ticking(progress, "loading the kernels (the first start compiles them)"):
             self._ops = make_ops(settings.backend, settings.threads)
             warm_up(self._ops, self.config)
         timed = cast(Ops, TimedOps(self._ops, self.stats))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -53,6 +54,16 @@ def read_picture(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise ImageError(f"{path}: a picture's file may have {MAX_FILE_BYTES >> 20} MiB at most")
     return data
+
+
+@contextmanager
+def naming(paths: Sequence[Path]) -> Iterator[None]:
+    """What turns out to be wrong with a picture once it is decoded is told with the names of the files."""
+    try:
+        yield
+    except ImageError as error:
+        names = ", ".join(map(str, paths))
+        raise ImageError(f"{names}: {error}" if names else str(error)) from None
 
 
 def _candidates(text: str) -> Iterator[tuple[Path, int]]:

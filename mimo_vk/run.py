@@ -16,13 +16,14 @@ from mimo_vk.engine import Engine
 from mimo_vk.errors import ImageError, UsageError
 from mimo_vk.formats import F32
 from mimo_vk.npy import NpyFile
-from mimo_vk.picture_paths import read_picture
+from mimo_vk.picture_paths import naming, read_picture
 from mimo_vk.pictures import NONE, Picture, Pictures, bare, user_message
 from mimo_vk.progress import Progress
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings, whole
 from mimo_vk.stream import Content, Event, Reasoning
+from mimo_vk.tokenizer import lone_surrogate
 
 
 @dataclass
@@ -49,7 +50,8 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
         ids, pictures = read_prompt(engine, args, given, files, settings.think)
         check_room(engine, len(ids), ngen, pictures)
         session = engine.session()
-        logits = read(engine, session, ids, pictures, dump, progress)
+        with naming([path for path, _ in files]):
+            logits = read(engine, session, ids, pictures, dump, progress)
         sampler = Sampler(settings.temperature or 0.0, 1.0 if settings.top_p is None else settings.top_p, settings.seed)
         answer = generate(engine, session, ids, logits, ngen, sampler)
         if args.json:
@@ -102,6 +104,9 @@ def prompt_ids(engine: Engine, args: argparse.Namespace, files: list[bytes], thi
     name = "--prompt" if args.chat is None else "--chat"
     if engine.tokenizer is None:
         raise UsageError(f"{name}: there is no tokenizer.json in {engine.model_dir}; give the prompt as --ids")
+    text = args.prompt if args.chat is None else args.chat
+    if found := lone_surrogate(text):
+        raise UsageError(f"{name}: the text is not UTF-8: {found}")
     if args.chat is None:
         ids = engine.tokenizer.encode(args.prompt, special=True)
     elif engine.template is None:

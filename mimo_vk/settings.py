@@ -222,6 +222,8 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) 
             problems.append(str(error))
     if flags.get("cpu") is True and flags.get("device") not in (None, "cpu"):
         problems.append(f"--cpu and --device {flags['device']}: only one of them can be meant")
+    if flags.get("cpu") is True and flags.get("dense") == "device":
+        problems.append("--cpu and --dense device: only one of them can be meant")
     if problems:
         raise UsageError("\n".join(problems))
     values["cpu"] = values.get("cpu", False) or values.get("device") == "cpu"

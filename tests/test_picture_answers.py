@@ -100,6 +100,7 @@ def test_run_with_pictures(engine: Engine, project_root: Path, tiny_checkpoint: 
         (("--ids", "1 2 3"), "8 times for the pictures (8), found 0"),
         (("--prompt", "<|image_pad|> and <|image_pad|>"), "for each of 1 pictures, found 2"),
         (("--chat", "x", "--image", "gone.png"), "gone.png: no such file"),
+        (("--chat", "\udcff"), "--chat: the text is not UTF-8: a lone surrogate U+DCFF at character 0"),
         (("--chat", "x" * 300), "are more than the context of 64"),
     ],
 )
@@ -110,6 +111,15 @@ def test_run_refuses_what_does_not_fit(
     done = run_tiny(project_root, tiny_checkpoint, "--image", tmp_path / "a.png", *args, "--ngen", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_run_names_the_damaged_picture(project_root: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Its header is whole: what is wrong shows once the prompt is read."""
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(WIDE[:-30])
+    done = run_tiny(project_root, tiny_checkpoint, "--image", cut, "--chat", "x", "--ngen", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"mimo-vk: {cut}: the PNG picture is truncated or damaged")
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,9 @@ def test_cpu_and_device_cpu_are_the_same() -> None:
     assert not settings({"MIMO_DEVICE": "cpu"}, device="0").cpu
     with pytest.raises(UsageError, match="--cpu and --device 0"):
         settings(cpu=True, device="0")
+    with pytest.raises(UsageError, match="--cpu and --dense device"):
+        settings(cpu=True, dense="device")
+    assert settings({"MIMO_VK_DENSE": "device"}, cpu=True).cpu  # a variable is no contradiction
 
 
 @given(st.integers(-50, 150))
