@@ -8,7 +8,9 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -133,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def edge(argv: Sequence[str] | None) -> int:
     """Dispatch, with every error but a closed pipe turned into lines and a status."""
     debug = False
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = interrupt_again
     try:
         args = build_parser().parse_args(argv)
         settings, warnings = resolve(vars(args))
@@ -161,6 +165,18 @@ def edge(argv: Sequence[str] | None) -> int:
             f"{type(error).__name__}: {detail}" + ("" if debug else "; run with --log-level debug for the traceback")
         )
         return 1
+
+
+def interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that falls into a weak reference's callback, of which imports have many, is dropped: send it again."""
+    if lost.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident
+        # Not from here, where it would be dropped as well; and a real signal, which ends a wait for the disk.
+        again = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def report(text: str) -> None:

@@ -300,6 +300,26 @@ def test_a_device_is_written_to_and_stays_a_device(project_root: Path, tiny_chec
     assert not Path("/dev/null").is_file()
 
 
+DROPPED = """
+import signal, sys, time, types, weakref
+from mimo_vk import cli
+class Thing: pass
+def command(settings, args):
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing
+    time.sleep(60)
+    return 0
+sys.modules["mimo_vk.plan"] = types.SimpleNamespace(main=command)
+sys.exit(cli.main(["plan"]))
+"""
+
+
+def test_an_interrupt_that_a_callback_drops_is_sent_again(project_root: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DROPPED], cwd=project_root, capture_output=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("ending", ["interrupt", "closed pipe"])
 def test_an_answer_can_be_stopped(ending: str, project_root: Path, tiny_checkpoint: Path) -> None:
     flags = ["--model", tiny_checkpoint, "--cpu", "--ids", IDS, "--ngen", "2000", "--temperature", "9", "--seed", "1"]
