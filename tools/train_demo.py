@@ -45,7 +45,7 @@ SIGHT = 0.3  # what the tower's own loss counts beside the language model's
 TOWER_PACE = 0.5  # of the learning rate, for the tower: at the full rate it forgot how to see within 500 steps
 TOWER = 6150  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
-STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8), (8700, 2620, 0.8))
+STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8), (8800, 2700, 0.8))
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
 GRADED = [s for s in SKILLS if s != "story"]
 

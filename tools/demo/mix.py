@@ -99,6 +99,12 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 13, "telling": 9, "story": 4, "unknown": 4, "shapes": 30, "amounts": 3, "sides": 3, "reading": 4,
         "album": 12,
     }),
+    (8800, {
+        "greetings": 5, "arithmetic": 34, "practising": 12, "facts": 5, "repeating": 6, "copying": 6, "upper case": 6,
+        "spelling": 10, "counting": 3, "closed": 26, "interview": 20, "inbox": 2, "tools": 18, "calling": 12,
+        "memory": 13, "telling": 9, "story": 4, "unknown": 4, "shapes": 34, "amounts": 4, "sides": 5, "reading": 4,
+        "album": 14,
+    }),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
