@@ -100,7 +100,6 @@ def test_foreign_pages_over_http(tiny_checkpoint: Path) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/nothing", 404),
-        ("GET", "/", 404),
         ("GET", CHAT, 405),
         ("POST", "/v1/models", 405),
         ("DELETE", "/v1/models/checkpoint", 405),
