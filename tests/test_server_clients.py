@@ -189,7 +189,8 @@ def test_two_asynchronous_answers_at_once(echo_server: LiveServer) -> None:
     long, short = "SLOW " + "one " * 20, "two 🙂"
 
     async def both(client: openai.AsyncOpenAI) -> tuple[str, str]:
-        return await asyncio.gather(streamed(client, long), streamed(client, short))
+        first, second = await asyncio.gather(streamed(client, long), streamed(client, short))
+        return first, second
 
     assert asynchronous(echo_server, both) == (long, short)
 
