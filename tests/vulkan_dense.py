@@ -40,9 +40,11 @@ class Runner:
             kernel, list(self._tensors.values()), groups, dict.fromkeys(kernel.push, 0), constants
         )
 
-    def run(self, rows: int, start: int, first: int, push: dict[str, int], **inputs: NDArray[Any]) -> list[F32]:
+    def run(
+        self, rows: int, start: int, first: int, push: dict[str, int], patches: int = 0, **inputs: NDArray[Any]
+    ) -> list[F32]:
         """The outputs, whole, in the order of ``writes``. Inputs are given by binding; unused ones keep their words."""
-        view(self._tensors["Step"])[:] = [rows, start, first, 0]
+        view(self._tensors["Step"])[:] = [rows, start, first, patches]
         for name, array in inputs.items():
             words = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
             view(self._tensors[name])[: len(words)] = words

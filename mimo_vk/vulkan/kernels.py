@@ -37,7 +37,7 @@ COPY = Kernel("copy_items", ("Place", "Source", "Slab"), ("count",))
 FILL = Kernel("fill_words", ("Place", "Source", "Slab"), (), 64)
 PROBE = Kernel("probe", ("A", "B", "C", "Results"), ("n",))
 
-# The dense path. Binding 0 is Step, uint32 [rows, start, first, 0] in a ``host`` tensor; the group counts are
+# The dense path. Binding 0 is Step, uint32 [rows, start, first, patches] in a ``host`` tensor; the group counts are
 # free (every kernel loops), and what a push constant means stands in the shader. ``_bits`` are a float32's.
 _LINEAR_PUSH = ("n", "items", "x_stride", "w_at", "y_stride", "y_at")
 _TILE = ("ROWS", "OUTPUTS")
@@ -108,11 +108,29 @@ ROUTE = Kernel(
     ("experts", "stride", "chosen", "bias_at", "scaling_bits"),
     32,
 )
+# The picture tower's own; the last word of Step is the picture's patches.
+ADD_ROW = Kernel("add_row", ("Step", "X", "Slab", "Y"), ("width", "stride", "row_at"), 64)
+GELU = Kernel("gelu", ("Step", "X", "Y"), ("width", "stride"), 64)
+LAYER_NORM = Kernel(
+    "layer_norm",
+    ("Step", "X", "Slab", "Y"),
+    ("width", "unit", "x_stride", "y_stride", "w_at", "eps_bits", "inverse_width_bits"),
+    32,
+)
+PATCH_ATTENTION = Kernel(
+    "patch_attention",
+    ("Step", "Q", "Keys", "Values", "Slab", "Out"),
+    ("heads", "kv_heads", "head_dim", "v_dim", "out_stride", "reach", "cache_rows", "keys_at", "values_at", "has_sink",
+     "key0", "sinks_at", "scale_bits"),
+    128,
+    ("HEADS", "STEPS"),
+)  # fmt: skip
+VISION = (ADD_ROW, GELU, LAYER_NORM, PATCH_ATTENTION)
 DENSE = (
     LINEAR_F32, LINEAR_BF16, LINEAR_INT8, LINEAR_FP8, RMS_NORM, ADD, SWIGLU, WEIGHTED_SUM, EMBED, SPLIT_ROPE, KV_APPEND,
     COPY_RING, ATTENTION, ATTENTION_MAX, ATTENTION_PART, ATTENTION_JOIN, ROUTE,
 )  # fmt: skip
-KERNELS = (GATE_UP, DOWN, COPY, FILL, PROBE, *DENSE)
+KERNELS = (GATE_UP, DOWN, COPY, FILL, PROBE, *DENSE, *VISION)
 
 
 def shader_folder() -> Path:

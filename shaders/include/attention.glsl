@@ -1,7 +1,8 @@
 // What the attention kernels share: q.k of a chunk of KEYS keys, and each score from it.
 //
 // What includes this has defined KEY_STRIDE, how many positions lie from one key of a chunk to the next, and bound q, k
-// and keys. 8 invocations share a key, one in 8 lanes each; then each invocation finishes a score.
+// and keys. 8 invocations share a key, one in 8 lanes each; then each invocation finishes a score. With PATCHES every key is
+// in the cache, none in the block, rows see to both sides, and a sink may stand on the first key.
 
 const uint LANES = 32;
 const uint KEYS = 128;  // a chunk: whole rounds of 32 lanes, a key an invocation
@@ -41,9 +42,11 @@ uint cached_row(Task t, uint j) {
     return t.kv * cache_rows + j % cache_rows;
 }
 
+#ifndef PATCHES
 uint own_row(Task t, uint j) {
     return (j - start) * kv_heads + t.kv;
 }
+#endif
 
 // 4 lanes' columns of a head. What is past the last column gets the first again: q has zeros there, which change no sum.
 uvec4 columns_of(uint step, out bvec4 there) {
@@ -90,9 +93,14 @@ void load_q(Task t) {
 // Two loops, as the block's own keys lie apart from the older ones.
 void add_products(Task t, uint j0) {
     uint octet = gl_LocalInvocationID.x >> 3, part = gl_LocalInvocationID.x & 7;
-    uint first_key = key_of(t.low, j0), middle = key_of(start, j0), end = key_of(t.high + 1, j0);
+    uint first_key = key_of(t.low, j0), end = key_of(t.high + 1, j0);
+#ifdef PATCHES
+    ADD_PRODUCTS(keys, first_key, end, keys_at + cached_row(t, j0 + KEY_STRIDE * key) * head_dim)
+#else
+    uint middle = key_of(start, j0);
     ADD_PRODUCTS(keys, first_key, middle, keys_at + cached_row(t, j0 + KEY_STRIDE * key) * head_dim)
     ADD_PRODUCTS(k, max(first_key, middle), end, own_row(t, j0 + KEY_STRIDE * key) * head_dim)
+#endif
 }
 
 // The score of this invocation's key.
@@ -104,6 +112,18 @@ float score(uint h) {
     return result;
 }
 
+#ifdef PATCHES
+// The score of key j, the first key's with its sink where that reading is chosen.
+float score_of(Task t, uint j, uint h) {
+    precise float result = score(h);
+    if (key0 != 0 && j == 0) result = result + slab[sinks_at + head_of(t, h)];
+    return result;
+}
+#define SCORE(t, j, h) score_of(t, j, h)
+#else
+#define SCORE(t, j, h) score(h)
+#endif
+
 // A score that is NaN may get lost here: its e is NaN all the same, and with it everything.
 float larger(float a, float b) {
     return b > a ? b : a;
@@ -111,8 +131,9 @@ float larger(float a, float b) {
 
 // m[h] takes the score of this invocation's key of the chunk.
 void take_maxima(Task t, uint j0, inout float m[HEADS]) {
-    if (!visible(t, j0 + KEY_STRIDE * gl_LocalInvocationID.x)) return;
-    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = larger(m[h], score(h));
+    uint j = j0 + KEY_STRIDE * gl_LocalInvocationID.x;
+    if (!visible(t, j)) return;
+    [[unroll]] for (uint h = 0; h < HEADS; h++) m[h] = larger(m[h], SCORE(t, j, h));
 }
 
 // maxima[h]: the largest of all invocations' m[h].
@@ -136,8 +157,14 @@ void reduce_maxima(float m[HEADS]) {
 // The group's i-th task in a row.
 Task task_of(uint row, uint i) {
     uint group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
-    uint kv = i / tiles, high = start + row;
+    uint kv = i / tiles;
+#ifdef PATCHES
+    uint here = start + row, last = patches - 1;
+    uint low = here > reach ? here - reach : 0, high = last - here > reach ? here + reach : last;
+#else
+    uint high = start + row;
     uint low = window != 0 && high >= window ? high - window + 1 : 0;
+#endif
     return Task(row, kv, kv * group + i % tiles * HEADS, (kv + 1) * group - 1, low, high);
 }
 
