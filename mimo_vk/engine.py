@@ -29,9 +29,11 @@ from mimo_vk.settings import Settings
 from mimo_vk.stats import Stats, TimedOps
 from mimo_vk.tokenizer import Tokenizer
 from mimo_vk.vision import VisionTower
+from mimo_vk.vision_weights import VisionWeights
 from mimo_vk.vulkan.dense_cache import DeviceKvCache
 from mimo_vk.vulkan.dense_model import PlacedModel
 from mimo_vk.vulkan.listing import DeviceInfo
+from mimo_vk.vulkan.placed_tower import PlacedTower
 from mimo_vk.vulkan.setup import OnDevice, open_device, plan_device
 from mimo_vk.vulkan.tiered_experts import TieredExperts
 from mimo_vk.warm_up import warm_up
@@ -81,7 +83,7 @@ class Engine:
         self._head = self._model(weights, self._ops, experts)
         self.tower: Tower | None = None
         if weights.vision is not None:
-            self.tower = VisionTower(weights.vision, self._ops, settings.vision_sink)
+            self.tower = self._tower(weights.vision)
         self.backend = self._ops.name
         self.stats.load_seconds = time.perf_counter() - began
 
@@ -92,6 +94,12 @@ class Engine:
 
     def _model(self, weights: Weights, ops: Ops, experts: Experts) -> Model:
         return Model(weights, ops, experts) if self.dense is None else PlacedModel(weights, ops, experts, self.dense)
+
+    def _tower(self, weights: VisionWeights) -> VisionTower:
+        sink = self.settings.vision_sink
+        if self.dense is None or self.dense.tower is None:
+            return VisionTower(weights, self._ops, sink)
+        return PlacedTower(weights, self._ops, sink, self.dense)
 
     def new_cache(self) -> KvCache:
         """An empty KV cache of the engine's context."""

@@ -38,7 +38,7 @@ class PatchRows(Protocol):
         """Rows and columns of patches."""
 
 
-class _Steps:
+class Steps:
     """Calls ``checkpoint`` between pieces of work and tells how many of them are done."""
 
     def __init__(
@@ -80,7 +80,7 @@ class VisionTower:
         assert patches.pixels.shape == (n, config.patch_values), (patches.pixels.shape, grid)
         assert n and grid[0] % config.merge_size == grid[1] % config.merge_size == 0, grid
         pieces = n * (2 * len(config.block_types) + 1) + n // config.merge_unit
-        steps = _Steps(pieces, on_progress, checkpoint)
+        steps = Steps(pieces, on_progress, checkpoint)
         by_rows, to_columns = self.angles(grid), column_order(grid, config)
         by_columns = by_rows[0][to_columns], by_rows[1][to_columns]
         x = self._embed(patches.pixels, steps)
@@ -98,13 +98,13 @@ class VisionTower:
         cos, sin = self._rope.rows(0, max(grid))
         return np.concatenate([cos[row], cos[column]], axis=1), np.concatenate([sin[row], sin[column]], axis=1)
 
-    def _embed(self, pixels: F32, steps: _Steps) -> F32:
+    def _embed(self, pixels: F32, steps: Steps) -> F32:
         x = np.empty((len(pixels), self.weights.config.hidden_size), np.float32)
         for rows in steps.slices(len(x)):
             x[rows] = self.ops.linear(self.weights.patch_embed, pixels[rows])
         return x
 
-    def _block(self, block: VisionBlock, x: F32, angles: Angles, steps: _Steps) -> None:
+    def _block(self, block: VisionBlock, x: F32, angles: Angles, steps: Steps) -> None:
         """x += attention(norm1 x); x += mlp(norm2 x), in place."""
         ops, config = self.ops, self.weights.config
         q, k, v = self._project(block, x, angles, steps)
@@ -114,7 +114,7 @@ class VisionTower:
             here = ops.add(x[rows], self._linear(block.proj, mixed))
             x[rows] = ops.add(here, self._mlp(block, ops.rms_norm(here, block.norm2, config.norm_eps)))
 
-    def _project(self, block: VisionBlock, x: F32, angles: Angles, steps: _Steps) -> tuple[F32, F32, F32]:
+    def _project(self, block: VisionBlock, x: F32, angles: Angles, steps: Steps) -> tuple[F32, F32, F32]:
         """Turned queries [n, heads, hd] and keys [n, kv, hd], and values [n, kv, hd]."""
         ops, config = self.ops, self.weights.config
         q = np.empty((len(x), config.num_heads, config.head_dim), np.float32)
@@ -130,7 +130,7 @@ class VisionTower:
     def _mlp(self, block: VisionBlock, y: F32) -> F32:
         return self._linear(block.down, self.ops.swiglu(self._linear(block.gate, y), self._linear(block.up, y)))
 
-    def _merge(self, x: F32, steps: _Steps) -> F32:
+    def _merge(self, x: F32, steps: Steps) -> F32:
         """LayerNorm each patch, join each unit's, Linear, GELU, Linear."""
         ops, weights, config = self.ops, self.weights, self.weights.config
         out = np.empty((len(x) // config.merge_unit, config.out_hidden_size), np.float32)

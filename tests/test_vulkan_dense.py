@@ -42,7 +42,7 @@ def with_room(monkeypatch: pytest.MonkeyPatch, layers: int, model: Path, chunk: 
             engine.config, engine.ctx, engine.chunk,
         )  # fmt: skip
     assert plan is not None and plan.dense is not None
-    some = device_bytes(DenseLayout(replace(plan.dense, layers=plan.dense.layers[:layers], head=False)))
+    some = device_bytes(DenseLayout(replace(plan.dense, layers=plan.dense.layers[:layers], head=False, tower=None)))
     info = replace(software_device(), free_bytes=some + int(0.1 * 2**31), heap_bytes=2**31)
     monkeypatch.setattr(setup, "list_devices", lambda: Listing((info,), ""))
     monkeypatch.setattr(setup, "LEAST_MARGIN", 0)

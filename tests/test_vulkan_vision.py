@@ -87,10 +87,10 @@ def attended(runner: Runner, case: Case, t: Tensors, piece: int, reading: str) -
         "Values": np.concatenate([np.zeros(VALUES_AT, F), values.ravel()]),
         "Slab": np.concatenate([np.zeros(SINKS_AT, F), np.zeros(0, F) if t.sink is None else t.sink]),
     }
-    found = []
+    found, runner.patches = list[F32](), n
     for start in range(0, n, piece):
         q = t.q[start : start + piece]
-        (out,) = runner.run(len(q), start, 0, push, patches=n, Q=q, **inputs)
+        (out,) = runner.run(len(q), start, 0, push, Q=q, **inputs)
         found.append(rows_of(out, len(q), case.heads * case.v_dim, stride))
     return np.concatenate(found)
 

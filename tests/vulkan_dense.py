@@ -31,6 +31,7 @@ class Runner:
         constants: dict[str, int] | None = None,
     ) -> None:
         assert tuple(words) == kernel.bindings[1:], (tuple(words), kernel.bindings)
+        self.patches = 0  # of the picture, for the kernels that ask
         self._device = device
         self._tensors: dict[str, Any] = {"Step": device.host(4, np.uint32)}
         for name, count in words.items():
@@ -40,11 +41,9 @@ class Runner:
             kernel, list(self._tensors.values()), groups, dict.fromkeys(kernel.push, 0), constants
         )
 
-    def run(
-        self, rows: int, start: int, first: int, push: dict[str, int], patches: int = 0, **inputs: NDArray[Any]
-    ) -> list[F32]:
+    def run(self, rows: int, start: int, first: int, push: dict[str, int], **inputs: NDArray[Any]) -> list[F32]:
         """The outputs, whole, in the order of ``writes``. Inputs are given by binding; unused ones keep their words."""
-        view(self._tensors["Step"])[:] = [rows, start, first, patches]
+        view(self._tensors["Step"])[:] = [rows, start, first, self.patches]
         for name, array in inputs.items():
             words = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
             view(self._tensors[name])[: len(words)] = words

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo_vk.formats import F32, U8
+from mimo_vk.vision import ROWS
 from mimo_vk.vulkan.dense_layout import DenseShape
 from mimo_vk.vulkan.layout import ROUND, SlotLayout
 
@@ -102,7 +103,8 @@ class DenseArena(SharedArrays):
     """What the dense layers pass between the processes, rows first.
 
     ``h`` the residual, on its way in or out, and what the head takes; ``x`` the normed rows and ``scores`` the router's
-    logits for the experts; ``y`` what the experts gave; ``logits``; ``bulk`` weights on their way, in two halves.
+    logits for the experts; ``y`` what the experts gave; ``logits``; ``bulk`` weights on their way, in two halves. The
+    tower's, where it is there: ``patches`` on their way in or out; ``turns``, their angles' cosines, then their sines.
     """
 
     h: F32
@@ -111,6 +113,8 @@ class DenseArena(SharedArrays):
     y: F32
     logits: F32
     bulk: NDArray[np.uint32]
+    patches: F32
+    turns: F32
 
     def __init__(self, shape: DenseShape, fd: int | None = None) -> None:
         """As ``SharedArrays``."""
@@ -123,4 +127,8 @@ class DenseArena(SharedArrays):
             "logits": (np.float32, (HEAD_ROWS, shape.vocab)),
             "bulk": (np.uint32, (2, BULK_WORDS)),
         }
+        if shape.tower is not None:
+            tower = shape.tower.config
+            widest = max(tower.patch_values, tower.merge_unit * tower.hidden_size, tower.out_hidden_size)
+            wanted |= {"patches": (np.float32, (ROWS, widest)), "turns": (np.float32, (ROWS, tower.head_dim))}
         super().__init__(wanted, fd)

@@ -16,9 +16,18 @@ from numpy.typing import NDArray
 
 from mimo_vk.formats import F32, DenseMatrix, MatrixBF16, MatrixF32, MatrixFP8, MatrixInt8
 from mimo_vk.stats import Stats
+from mimo_vk.vision_weights import BiasedMatrix, VisionBlock, VisionWeights
 from mimo_vk.vulkan.arena import BULK_WORDS, HEAD_ROWS, DenseArena
 from mimo_vk.vulkan.client import DeviceClient, TierGone
-from mimo_vk.vulkan.dense_layout import DenseLayout, MatrixPlace, Place
+from mimo_vk.vulkan.dense_layout import (
+    BiasedPlace,
+    DenseLayout,
+    MatrixPlace,
+    Place,
+    TowerBlockPlace,
+    TowerPlace,
+    TowerShape,
+)  # fmt: skip
 from mimo_vk.weight_check import Progress
 from mimo_vk.weights import LayerWeights, Weights
 
@@ -43,6 +52,7 @@ class DenseDevice:
         self.arena: DenseArena = client.dense_arena
         self.layers = frozenset(layout.layers)
         self.has_head = layout.head is not None
+        self.tower: TowerShape | None = layout.shape.tower
         self.max_rows = layout.shape.max_rows
         self.seconds = 0.0  # waited for layers; the head's are the engine's to count
         self.holder: object | None = None  # the cache whose rows the device has
@@ -207,6 +217,37 @@ def pieces(layout: DenseLayout, weights: Weights) -> Iterator[tuple[Place, int, 
     if layout.head is not None:
         yield layout.head.norm, 0, weights.norm.view(np.uint32)
         yield from matrix_pieces(layout.head.matrix, weights.lm_head)
+    if layout.tower is not None:
+        assert weights.vision is not None
+        yield from tower_pieces(layout.tower, weights.vision)
+
+
+def tower_pieces(place: TowerPlace, weights: VisionWeights) -> Iterator[tuple[Place, int, Words]]:
+    """The picture tower's words."""
+    yield from matrix_pieces(place.embed, weights.patch_embed)
+    for at, block in zip(place.blocks, weights.blocks, strict=True):
+        yield from block_pieces(at, block)
+    yield place.norm, 0, weights.merger_norm.view(np.uint32)
+    yield from matrix_pieces(place.up, weights.merger_up)
+    yield from matrix_pieces(place.down, weights.merger_down)
+
+
+def block_pieces(place: TowerBlockPlace, block: VisionBlock) -> Iterator[tuple[Place, int, Words]]:
+    """A block of the tower's, Q apart from K and V."""
+    yield place.norm1, 0, block.norm1.view(np.uint32)
+    yield place.norm2, 0, block.norm2.view(np.uint32)
+    if place.sinks is not None and block.sinks is not None:
+        yield place.sinks, 0, block.sinks.view(np.uint32)
+    q_rows, qkv = place.q.matrix.rows, block.qkv
+    parts: list[tuple[BiasedPlace, BiasedMatrix]] = [
+        (place.q, BiasedMatrix(MatrixBF16(qkv.matrix.data[:q_rows]), qkv.bias[:q_rows])),
+        (place.kv, BiasedMatrix(MatrixBF16(qkv.matrix.data[q_rows:]), qkv.bias[q_rows:])),
+        (place.proj, block.proj), (place.gate, block.gate), (place.up, block.up), (place.down, block.down),
+    ]  # fmt: skip
+    for at, part in parts:
+        assert (at.matrix.rows, at.matrix.columns) == part.matrix.shape, at
+        yield from matrix_pieces(at.matrix, part.matrix)
+        yield at.bias, 0, part.bias.view(np.uint32)
 
 
 def matrices(layout: DenseLayout, index: int, layer: LayerWeights) -> Iterator[tuple[MatrixPlace, DenseMatrix]]:

@@ -13,6 +13,7 @@ from mimo_vk.vulkan.arena import HEAD_ROWS, DenseArena
 from mimo_vk.vulkan.dense_layout import DenseLayout, DenseShape, row_width
 from mimo_vk.vulkan.dense_programs import Pipelines, Recorder
 from mimo_vk.vulkan.dense_slabs import DenseSlabs
+from mimo_vk.vulkan.dense_tower import DeviceTower
 from mimo_vk.vulkan.device import Device, DeviceError, Program, view
 
 CLASSES = (1, 16)  # rows of a block that there are programs for, beside the largest
@@ -58,12 +59,15 @@ class DenseLayers:
         sizes = sorted({*(rows for rows in CLASSES if rows < shape.max_rows), shape.max_rows})
         self._classes = [self._class(rows) for rows in sizes] if shape.layers else []
         self._heads = [self._head(rows) for rows in (1, HEAD_ROWS)] if shape.head else []
+        self.tower = None
+        if self._layout.tower is not None:
+            self.tower = DeviceTower(device, self._layout, self._slabs, self._pipelines, arena)
         self.warm_up()
 
     @property
     def held(self) -> list[Any]:
-        """The layers that are here, and whether the head is."""
-        return [list(self._layout.layers), self._layout.head is not None]
+        """The layers that are here, and whether the head is, and the tower."""
+        return [list(self._layout.layers), self._layout.head is not None, self._layout.tower is not None]
 
     def _class(self, rows: int) -> BlockClass:
         recorder = Recorder(self._device, self._layout, self._slabs, self._pipelines, rows, self._y, self._tables)
@@ -84,7 +88,7 @@ class DenseLayers:
         return HeadClass(rows, program, step, hidden, logits, self._device.upload([hidden]))
 
     def warm_up(self) -> None:
-        """Run each program once without a row: drivers compile at the first run."""
+        """Run each program once without a row: drivers compile at the first run. The tower's waits for a picture."""
         view(self._slabs.step)[:] = 0
         for block in self._classes:
             for halves in block.halves.values():
@@ -158,7 +162,7 @@ class DenseLayers:
 
 
 def fitting(device: Device, shape: DenseShape) -> tuple[DenseLayout, DenseSlabs]:
-    """The slabs of as much as fits: first without the head, then with half of the layers, and so on."""
+    """The slabs of as much as fits: first without the tower, then without the head, then with half the layers, ..."""
     while True:
         layout = DenseLayout(shape)
         try:
@@ -166,7 +170,9 @@ def fitting(device: Device, shape: DenseShape) -> tuple[DenseLayout, DenseSlabs]
         except DeviceError:
             if not shape.layers and not shape.head:
                 raise
-        if shape.head:
+        if shape.tower is not None:
+            shape = replace(shape, tower=None)
+        elif shape.head:
             shape = replace(shape, head=False)
         else:
             shape = replace(shape, layers=shape.layers[: len(shape.layers) // 2])

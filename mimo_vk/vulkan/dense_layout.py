@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from mimo_vk.config import Config, LayerSpec
 from mimo_vk.formats import FP8_BLOCK
+from mimo_vk.ops import SinkReading
 from mimo_vk.tensor_names import qkv_rows
+from mimo_vk.vision_config import VisionConfig
 
 ALIGN = 64  # words that places are multiples of
 COLUMNS = {"fp8": 4, "int8": 4, "bf16": 2, "f32": 1}  # of a word
@@ -28,6 +31,21 @@ def aligned(count: int, to: int = ALIGN) -> int:
 def row_width(columns: int) -> int:
     """Floats of a row of activations: whole uvec4 of any format; what is past the last column stays zero."""
     return aligned(columns, 16)
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """The picture tower on the device: ``patches`` of the largest picture that it is to have room for."""
+
+    config: VisionConfig
+    sink: SinkReading
+    patches: int
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> TowerShape:
+        """From ``asdict`` by way of JSON."""
+        config = VisionConfig(**{**values["config"], "block_types": tuple(values["config"]["block_types"])})
+        return cls(config, values["sink"], values["patches"])
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class DenseShape:
     max_rows: int  # of a block
     saves: int  # snapshots of the rings that may be kept
     slab_words: int
+    tower: TowerShape | None = None
 
     @classmethod
     def of(cls, config: Config, *, dense_bits: int, ctx: int, max_rows: int, saves: int, slab_words: int) -> DenseShape:
@@ -67,6 +86,7 @@ class DenseShape:
         values = json.loads(text)
         names = [field.name for field in fields(LayerSpec)]
         values["layers"] = tuple(LayerSpec(*(spec[name] for name in names)) for spec in values["layers"])
+        values["tower"] = values["tower"] and TowerShape.from_values(values["tower"])
         return cls(**values)
 
     def ring_rows(self, spec: LayerSpec) -> int:
@@ -148,6 +168,38 @@ class HeadPlace:
     matrix: MatrixPlace
 
 
+@dataclass(frozen=True)
+class BiasedPlace:
+    matrix: MatrixPlace
+    bias: Place
+
+
+@dataclass(frozen=True)
+class TowerBlockPlace:
+    kind: int
+    norm1: Place
+    q: BiasedPlace
+    kv: BiasedPlace
+    sinks: Place | None
+    proj: BiasedPlace
+    norm2: Place
+    gate: BiasedPlace
+    up: BiasedPlace
+    down: BiasedPlace
+
+
+@dataclass(frozen=True)
+class TowerPlace:
+    """``cache``: the keys and values of one block, patch j's in row j."""
+
+    embed: MatrixPlace
+    blocks: tuple[TowerBlockPlace, ...]
+    norm: Place
+    up: MatrixPlace
+    down: MatrixPlace
+    cache: CachePlace
+
+
 class DenseLayout:
     """All places for a shape. ``slabs`` gives the words of each slab, by kind."""
 
@@ -156,6 +208,7 @@ class DenseLayout:
         self.slabs: dict[str, list[int]] = {kind: [] for kind in KINDS}
         self.layers = {spec.index: self._layer(spec) for spec in shape.layers}
         self.head = self._head() if shape.head else None
+        self.tower = self._tower(shape.tower) if shape.tower else None
 
     @property
     def nbytes(self) -> int:
@@ -214,3 +267,35 @@ class DenseLayout:
 
     def _head(self) -> HeadPlace:
         return HeadPlace(self._take("S", self.shape.hidden), self._dense("bf16", self.shape.vocab, self.shape.hidden))
+
+    def _tower(self, tower: TowerShape) -> TowerPlace:
+        config, kv_width = tower.config, tower.config.num_kv_heads * tower.config.head_dim
+        joined = config.merge_unit * config.hidden_size
+        keys, values = (self._take(kind, tower.patches * kv_width) for kind in ("K", "V"))
+        return TowerPlace(
+            embed=self._matrix("bf16", config.hidden_size, config.patch_values),
+            blocks=tuple(self._tower_block(config, index) for index in range(len(config.block_types))),
+            norm=self._take("S", config.hidden_size),
+            up=self._matrix("bf16", joined, joined),
+            down=self._matrix("bf16", config.out_hidden_size, joined),
+            cache=CachePlace(keys, values, tower.patches),
+        )
+
+    def _tower_block(self, config: VisionConfig, index: int) -> TowerBlockPlace:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_width, kv_width = (heads * config.head_dim for heads in (config.num_heads, 2 * config.num_kv_heads))
+        return TowerBlockPlace(
+            kind=config.block_types[index],
+            norm1=self._take("S", hidden),
+            q=self._biased(q_width, hidden),
+            kv=self._biased(kv_width, hidden),
+            sinks=self._take("S", config.num_heads) if config.sinks_in(index) else None,
+            proj=self._biased(hidden, q_width),
+            norm2=self._take("S", hidden),
+            gate=self._biased(inner, hidden),
+            up=self._biased(inner, hidden),
+            down=self._biased(hidden, inner),
+        )
+
+    def _biased(self, rows: int, columns: int) -> BiasedPlace:
+        return BiasedPlace(self._matrix("bf16", rows, columns), self._take("S", rows))

@@ -82,22 +82,19 @@ class Activations:
         return self._made[name, width]
 
 
-class Recorder:
-    """Records the programs of one class of block: 1 row, or up to ``rows``."""
+class Programs:
+    """What the programs of layers and of the picture tower have in common, for blocks of up to ``rows`` rows."""
 
     def __init__(
-        self, device: Device, layout: DenseLayout, slabs: DenseSlabs, pipelines: Pipelines, rows: int, y: Any,
-        tables: dict[float, Any],
-    ) -> None:  # fmt: skip
-        """``y`` [rows, hidden's width] is what the experts gave, ``tables`` the cosines and sines by theta."""
+        self, device: Device, slabs: DenseSlabs, pipelines: Pipelines, rows: int, hidden: int, eps: float
+    ) -> None:
         self._device = device
-        self._shape: DenseShape = layout.shape
         self._slabs = slabs
         self._pipelines = pipelines
         self._rows = rows
-        self._y = y
-        self._tables = tables
-        self.width = row_width(layout.shape.hidden)
+        self._hidden = hidden
+        self._eps = eps
+        self.width = row_width(hidden)
         self.activations = Activations(device, rows)
         self._by_row = 1 if device.info.kind == "CPU" else rows  # groups in y
         self._across = 1 if device.info.kind == "CPU" else 64
@@ -105,6 +102,58 @@ class Recorder:
     def tensor(self, name: str) -> Any:
         """An activation as wide as the residual."""
         return self.activations.get(name, self.width)
+
+    def _run(
+        self, program: Program, kernel: Kernel, tensors: Sequence[Any], groups: tuple[int, int], push: dict[str, int],
+        writes: Sequence[Any], depth: int = 1, **constants: int,
+    ) -> None:  # fmt: skip
+        program.dispatch_parts([self._pipelines.get(kernel, tensors, groups, push, depth, **constants)], writes)
+
+    def _norm(self, program: Program, x: Any, weight: Place, y: Any, step: Any = None) -> None:
+        push = {
+            "width": self._hidden, "stride": self.width, "w_at": weight.at, "eps_bits": bits(self._eps),
+            "inverse_width_bits": bits(1 / self._hidden),
+        }  # fmt: skip
+        tensors = [self._slabs.step if step is None else step, x, self._slabs.at(weight), y]
+        self._run(program, RMS_NORM, tensors, (self._by_row, 1), push, [y])
+
+    def _add(self, program: Program, a: Any, b: Any, y: Any) -> None:
+        push = {"width": self._hidden, "stride": self.width}
+        self._run(program, ADD, [self._slabs.step, a, b, y], (self._across, self._by_row), push, [y])
+
+    def _swiglu(self, program: Program, gate: Any, up: Any, act: Any, columns: int) -> None:
+        width = row_width(columns)
+        push = {"width": columns, "in_stride": width, "gate_at": 0, "up_at": 0, "y_stride": width}
+        self._run(program, SWIGLU, [self._slabs.step, gate, up, act], (self._across, self._by_row), push, [act])
+
+    def _linear(
+        self, program: Program, x: Any, x_stride: int, matrix: MatrixPlace, y: Any, y_stride: int, step: Any = None
+    ) -> None:
+        """y = matrix times rows of x, a dispatch for each part of the matrix."""
+        rows, outputs = TILES.get(self._rows, MANY)
+        step = self._slabs.step if step is None else step
+        parts = []
+        for part in matrix.parts:
+            scales = [] if part.scales is None else [self._slabs.at(part.scales)]
+            tensors = [step, x, self._slabs.at(part.place), *scales, y]
+            groups = min(MOST_GROUPS, -(-part.rows // (OCTETS * outputs))), -(-self._by_row // rows)
+            push = linear_push(matrix, part, x_stride, y_stride)
+            parts.append(self._pipelines.get(LINEAR[matrix.format], tensors, groups, push, ROWS=rows, OUTPUTS=outputs))
+        program.dispatch_parts(parts, [y])
+
+
+class Recorder(Programs):
+    """Records the programs of one class of block: 1 row, or up to ``rows``."""
+
+    def __init__(
+        self, device: Device, layout: DenseLayout, slabs: DenseSlabs, pipelines: Pipelines, rows: int, y: Any,
+        tables: dict[float, Any],
+    ) -> None:  # fmt: skip
+        """``y`` [rows, hidden's width] is what the experts gave, ``tables`` the cosines and sines by theta."""
+        super().__init__(device, slabs, pipelines, rows, layout.shape.hidden, layout.shape.eps)
+        self._shape: DenseShape = layout.shape
+        self._y = y
+        self._tables = tables
 
     def first_half(self, place: LayerPlace) -> Program:
         """Attention and its residual; the norm after it, and the router's scores where there is a router."""
@@ -145,8 +194,7 @@ class Recorder:
         gate, up, act = (self.activations.get(name, width) for name in ("gate", "up", "act"))
         self._linear(program, x2, self.width, place.gate, gate, width)
         self._linear(program, x2, self.width, place.up, up, width)
-        push = {"width": self._shape.inner, "in_stride": width, "gate_at": 0, "up_at": 0, "y_stride": width}
-        self._run(program, SWIGLU, [self._slabs.step, gate, up, act], (self._across, self._by_row), push, [act])
+        self._swiglu(program, gate, up, act, self._shape.inner)
         self._linear(program, act, width, place.down, self.tensor("down"), self.width)
         return self.tensor("down")
 
@@ -157,39 +205,6 @@ class Recorder:
         self._norm(program, hidden, norm, normed, step)
         self._linear(program, normed, self.width, matrix, self.activations.get("logits", width), width, step)
         return program
-
-    def _run(
-        self, program: Program, kernel: Kernel, tensors: Sequence[Any], groups: tuple[int, int], push: dict[str, int],
-        writes: Sequence[Any], depth: int = 1, **constants: int,
-    ) -> None:  # fmt: skip
-        program.dispatch_parts([self._pipelines.get(kernel, tensors, groups, push, depth, **constants)], writes)
-
-    def _norm(self, program: Program, x: Any, weight: Place, y: Any, step: Any = None) -> None:
-        push = {
-            "width": self._shape.hidden, "stride": self.width, "w_at": weight.at, "eps_bits": bits(self._shape.eps),
-            "inverse_width_bits": bits(1 / self._shape.hidden),
-        }  # fmt: skip
-        tensors = [self._slabs.step if step is None else step, x, self._slabs.at(weight), y]
-        self._run(program, RMS_NORM, tensors, (self._by_row, 1), push, [y])
-
-    def _add(self, program: Program, a: Any, b: Any, y: Any) -> None:
-        push = {"width": self._shape.hidden, "stride": self.width}
-        self._run(program, ADD, [self._slabs.step, a, b, y], (self._across, self._by_row), push, [y])
-
-    def _linear(
-        self, program: Program, x: Any, x_stride: int, matrix: MatrixPlace, y: Any, y_stride: int, step: Any = None
-    ) -> None:
-        """y = matrix times rows of x, a dispatch for each part of the matrix."""
-        rows, outputs = TILES.get(self._rows, MANY)
-        step = self._slabs.step if step is None else step
-        parts = []
-        for part in matrix.parts:
-            scales = [] if part.scales is None else [self._slabs.at(part.scales)]
-            tensors = [step, x, self._slabs.at(part.place), *scales, y]
-            groups = min(MOST_GROUPS, -(-part.rows // (OCTETS * outputs))), -(-self._by_row // rows)
-            push = linear_push(matrix, part, x_stride, y_stride)
-            parts.append(self._pipelines.get(LINEAR[matrix.format], tensors, groups, push, ROWS=rows, OUTPUTS=outputs))
-        program.dispatch_parts(parts, [y])
 
     def _split(self, program: Program, place: LayerPlace, qkv: Any, stride: int, out: list[Any]) -> None:
         spec = place.spec

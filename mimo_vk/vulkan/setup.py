@@ -159,8 +159,9 @@ def open_dense(client: DeviceClient, plan: DevicePlan, notices: list[str]) -> De
     """The dense layers for which the device process found room."""
     if plan.dense is None:
         return None
-    layers, head = client.answer("ready")[1:]
-    shape = replace(plan.dense, layers=tuple(spec for spec in plan.dense.layers if spec.index in layers), head=head)
+    layers, head, tower = client.answer("ready")[1:]
+    kept = tuple(spec for spec in plan.dense.layers if spec.index in layers)
+    shape = replace(plan.dense, layers=kept, head=head, tower=plan.dense.tower if tower else None)
     if shape != plan.dense:
         layout = DenseLayout(shape)
         notices.append(f"the device has room for {describe(layout, plan.layers)} only")

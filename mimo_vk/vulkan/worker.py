@@ -58,7 +58,7 @@ class Worker:
             self._slabs.warm_up()
 
     def ready(self) -> list[Any]:
-        """What there is: slots, then the layers and whether there is a head."""
+        """What there is: slots, then the layers, and whether there is a head and a tower."""
         slots = self._slabs.slots if self._slabs is not None else 0
         return [slots, *(self._dense.held if self._dense is not None else [])]
 
@@ -88,6 +88,8 @@ class Worker:
                 dense.head(rows)
             case ["fill", kind, slab, at, count, half]:
                 dense.fill(kind, slab, at, count, half)
+            case ["tower", step, rows, start, patches] if dense.tower is not None:
+                dense.tower.run(step, rows, start, patches)
             case ["save", slot, length]:
                 return [dense.save(slot, length)]
             case ["restore", slot, length]:
