@@ -66,14 +66,17 @@ with open_engine(Path("MODEL"), **changes) as engine:
 print("done")
 """
 
-# Dense layers, the head and experts on the device: blocks of every class, rings that wrap, a snapshot and the way back.
+# Dense layers, the head, the picture tower and experts on the device: blocks of every class, rings that wrap, a snapshot
+# and the way back.
 DENSE = """
 from dataclasses import replace
 from pathlib import Path
 from tests.engines import open_engine
+from tests.picture_files import png
 from tests.vulkan_device import software_device
 from mimo_vk.sampling import Sampler
 from mimo_vk.vulkan import dense_plan, setup
+from mimo_vk.vulkan.placed_tower import PlacedTower
 from mimo_vk.vulkan.listing import Listing
 
 info = replace(software_device(), kind="KIND")
@@ -81,7 +84,8 @@ setup.list_devices = lambda: Listing((info,), "")
 dense_plan.OWN_SLAB = dense_plan.SHARED_SLAB = 1 << 18
 changes = {"cpu": False, "device": "llvmpipe", "dense": "device", "tier_gb": 0.002, "tier_rate": 20, "chunk": 20}
 with open_engine(Path("MODEL"), **changes, threads=1, backend="numpy") as engine:
-    session = engine.session()
+    session, tools = engine.session(), engine.picture_tools
+    seen = tools.place([5, tools.pad_id, 6], [tools.picture(png("blue", 160, 96))])
     text = [i % 500 for i in range(21)]
     logits = session.prompt(text)
     session.pin()
@@ -89,8 +93,10 @@ with open_engine(Path("MODEL"), **changes, threads=1, backend="numpy") as engine
         pass
     session.prompt([*text, 5, 6], live=False)
     session.prompt([7, 8, 9], all_logits=True)
+    session.prompt(seen[0], pictures=seen[1])
     assert engine.stats.reused_tokens == 21
     assert engine.tier.stats.hits > 10 and not engine.dense.gone and len(engine.dense.layers) == 6
+    assert isinstance(engine.tower, PlacedTower) and engine.stats.pictures == 1
     assert "khronos_validation" in open(f"/proc/{engine.dense.client.pid}/maps").read()
 print("done")
 """
