@@ -66,8 +66,8 @@ with open_engine(Path("MODEL"), **changes) as engine:
 print("done")
 """
 
-# Dense layers, the head, the picture tower and experts on the device: blocks of every class, rings that wrap, a snapshot
-# and the way back.
+# Dense layers, the head, the picture tower and experts on the device: blocks of every class, rings that wrap, a
+# snapshot and the way back.
 DENSE = """
 from dataclasses import replace
 from pathlib import Path
