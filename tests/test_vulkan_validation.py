@@ -82,6 +82,7 @@ from mimo_vk.vulkan.listing import Listing
 info = replace(software_device(), kind="KIND")
 setup.list_devices = lambda: Listing((info,), "")
 dense_plan.OWN_SLAB = dense_plan.SHARED_SLAB = 1 << 18
+dense_plan.MOST_PATCHES = 256  # whose keys fit such a slab
 changes = {"cpu": False, "device": "llvmpipe", "dense": "device", "tier_gb": 0.002, "tier_rate": 20, "chunk": 20}
 with open_engine(Path("MODEL"), **changes, threads=1, backend="numpy") as engine:
     session, tools = engine.session(), engine.picture_tools
