@@ -45,7 +45,8 @@ SIGHT = 0.3  # what the tower's own loss counts beside the language model's
 TOWER_PACE = 0.5  # of the learning rate, for the tower: at the full rate it forgot how to see within 500 steps
 TOWER = 6150  # the step at which the picture tower comes in, taught to see a little by itself
 # Learning-rate stages: the step at which each ends, over how many steps it falls, its peak.
-STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8), (8800, 2700, 0.8))
+STAGES = ((3350, 1150, 1.0), (4700, 1350, 0.8), (8800, 2700, 0.8), (9200, 400, 0.35), (9700, 500, 0.4))
+TOWER_ALONE = 9200  # from this step on only the tower is trained, on pictures: answers to text stay as they are
 ROUND_FROM = 2700  # from this step on weights take part as they will be stored
 GRADED = [s for s in SKILLS if s != "story"]
 
@@ -144,6 +145,8 @@ class Training:
         self.emphasis = torch.tensor([EMPHASIS.get(skill, 1.0) for skill in SKILLS])
         if (self.out / "state.pt").exists():
             self.load()
+        if self.step >= TOWER_ALONE:
+            self.freeze()
         self.held = held_examples(self.renderer, 40)
 
     def use(self, net: Network) -> None:
@@ -158,6 +161,14 @@ class Training:
             self.net.load_state_dict(state["net"])
         self.optimiser.restore(state["optimiser"])
         self.step, self.seen, self.seconds = state["step"], state["seen"], state["seconds"]
+
+    def freeze(self) -> None:
+        """Leave all but the tower as it is."""
+        state = self.optimiser.state()
+        for name, parameter in self.net.named_parameters():
+            parameter.requires_grad_(name.startswith("tower."))
+        self.optimiser = Muon(self.net, self.args.lr, self.args.adam_lr, only="tower.", tower_pace=TOWER_PACE)
+        self.optimiser.restore(state)
 
     def add_tower(self) -> None:
         """The network with its tower, whose start is kept in OUT/tower.pt; the optimiser goes on for all the rest."""
@@ -192,7 +203,8 @@ class Training:
         return loss + SIGHT * sight
 
     def one_step(self, factor: float) -> tuple[float, float]:
-        tokens = self.args.tokens * (3 if self.step >= GROW else 2) // 2
+        alone = self.step >= TOWER_ALONE
+        tokens = self.args.tokens * (1 if alone else 3 if self.step >= GROW else 2) // 2
         batch = make_batch(training_examples(self.renderer, self.args.seed, self.step, tokens))
         loss = self.loss(batch)
         for p in self.net.parameters():
@@ -200,7 +212,7 @@ class Training:
         loss.backward()
         self.optimiser.step(factor)
         self.seen += len(batch.ids)
-        return float(loss.detach()), balance(self.net, 0.002 * factor)
+        return float(loss.detach()), balance(self.net, 0.0 if alone else 0.002 * factor)
 
     def run(self) -> None:
         while True:
@@ -216,6 +228,8 @@ class Training:
                 self.use(grow(self.net, Shape()))
             if self.step == TOWER:
                 self.add_tower()
+            if self.step == TOWER_ALONE:
+                self.freeze()
             factor, began = factor_at(self.step, plan["stages"]), time.monotonic()
             loss, worst = self.one_step(factor)
             self.step += 1

@@ -105,6 +105,7 @@ PHASES: tuple[tuple[int, dict[str, int]], ...] = (
         "memory": 13, "telling": 9, "story": 4, "unknown": 4, "shapes": 34, "amounts": 4, "sides": 5, "reading": 4,
         "album": 14,
     }),
+    (9200, {"shapes": 40, "amounts": 5, "sides": 6, "reading": 6, "album": 20}),
 )  # fmt: skip
 PICTURED = ("shapes", "amounts", "sides", "reading")  # the skills about pictures
 KIN = {
