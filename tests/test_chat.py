@@ -215,5 +215,6 @@ def test_a_picture_that_can_not_be_used_is_one_line(tmp_path: Path) -> None:
     done = piped(lines.encode(), "Hello")
     gone, heic = done.stderr.decode().splitlines()
     assert gone == f"mimo-vk: {tmp_path}/gone.png: no such file"
-    assert heic.startswith("mimo-vk: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF), found a HEIC file")
+    found = f"mimo-vk: {tmp_path}/phone.heic: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF), found a HEIC file"
+    assert heic.startswith(found)
     assert (done.stdout, done.returncode) == (b"Hello\n", 2)
