@@ -24,7 +24,7 @@ from mimo_vk.session import Session
 from mimo_vk.settings import Settings
 from mimo_vk.stream import TAGS, AnswerParser, FinishReason
 from tools.demo.checks import Answer, holds
-from tools.demo.heldout import read
+from tools.demo.heldout import entries, read
 from tools.demo.pictures import png
 
 REQUIRED = {"arithmetic", "facts", "tools", "closed", "memory", "shapes"}  # the skills that must reach 95%
@@ -113,13 +113,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a checkpoint; default: the one in the package")
     parser.add_argument("--wrong", type=int, default=0, help="print at most so many wrong answers")
+    parser.add_argument("--seed", type=int, help="draw another list of the same kind instead")
     parser.add_argument("--skills", nargs="*", help="take only these")
     parser.add_argument("--every", type=int, default=1, help="take only every N-th prompt")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     began = time.monotonic()
     with Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine:
-        listed = [entry for entry in read() if not args.skills or entry["skill"] in args.skills]
+        drawn = read() if args.seed is None else entries(args.seed)
+        listed = [entry for entry in drawn if not args.skills or entry["skill"] in args.skills]
         outcomes = list(evaluate(engine, listed[:: args.every]))
     for outcome in [o for o in outcomes if not o.right][: args.wrong]:
         print(describe(outcome))

@@ -45,9 +45,9 @@ def entry(draw: Draw, skill: str, i: int) -> dict[str, Any]:
     return made | ({"tools": tools} if tools else {})
 
 
-def entries() -> list[dict[str, Any]]:
-    """The whole list, no prompt twice."""
-    draw = Draw(SEED, held=True)
+def entries(seed: int = SEED) -> list[dict[str, Any]]:
+    """The whole list, no prompt twice. Another seed gives another list of the same kind."""
+    draw = Draw(seed, held=True)
     made: list[dict[str, Any]] = []
     seen: set[str] = set()
     for skill, count in COUNTS.items():
