@@ -69,8 +69,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
 
 def check_python() -> Finding:
     text = f"{platform.python_version()} ({sys.executable})"
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        return Finding("python", False, f"{text}: 3.11 or 3.12 is needed", broken=True)
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+        return Finding("python", False, f"{text}: 3.11 to 3.14 is needed", broken=True)
     return Finding("python", True, text)
 
 
@@ -79,8 +79,6 @@ def check_numpy() -> Finding:
         version = str(importlib.import_module("numpy").__version__)
     except Exception as error:
         return Finding("numpy", False, f"{error} (make setup installs it)", broken=True)
-    if version.split(".")[0] != "1":
-        return Finding("numpy", False, f"{version}: 1.26 is needed (pip install 'numpy>=1.26,<2')", broken=True)
     return Finding("numpy", True, version)
 
 

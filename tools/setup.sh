@@ -7,12 +7,12 @@ cd "$(dirname "$0")/.."
 exec 8>&1 </dev/null >&2
 
 KP_VERSION=0.9.0
-KP_RECIPE=1 # raise it when the way kp is built changes, so that no older wheel is taken
+KP_RECIPE=2 # raise it when the way kp is built changes, so that no older wheel is taken
 ROOT=$PWD
 PY=$ROOT/.venv/bin/python
 STAMP=$ROOT/.venv/setup-stamp # and, beside it, setup-stamp-dev
 CORE_PACKAGES=(python3 python3-venv)
-VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev pybind11-dev glslang-tools mesa-vulkan-drivers vulkan-tools
+VULKAN_PACKAGES=(python3-dev cmake g++ make libvulkan-dev libfmt-dev glslang-tools mesa-vulkan-drivers vulkan-tools
     spirv-tools vulkan-validationlayers)  # the last two for the tests
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -66,11 +66,11 @@ browser() {
     apt_install chromium || say "no browser for the web page's tests, to be pasted once: sudo apt-get install -y chromium"
 }
 
-# The first Python that numpy 1.26 and kp have builds for, and that can make a virtual environment.
+# The first Python that numba has a build for, and that can make a virtual environment.
 usable_python() {
     local name
-    for name in python3 python3.12 python3.11; do
-        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
             "$name" -c 'import sys; print(sys.executable)'
             return
         fi
@@ -82,12 +82,12 @@ usable_python() {
 find_python() {
     usable_python && return
     apt_install python3.11 python3.11-venv python3.11-dev && usable_python && return
-    die "needs Python 3.11 or 3.12 with its venv module: sudo apt-get install -y python3 python3-venv"
+    die "needs Python 3.11 to 3.14 with its venv module: sudo apt-get install -y python3 python3-venv"
 }
 
 # Keeps an environment that works; makes a new one where there is none or where it is broken.
 environment() {
-    if "$PY" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null &&
+    if "$PY" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null &&
         "$PY" -m pip --version >/dev/null 2>&1; then
         return
     fi
@@ -114,14 +114,20 @@ kp_works() { "$PY" -c 'import kp; kp.Manager' >/dev/null 2>&1; }
 
 # Every switch is needed: without the first four the build clones repositories, and without the fifth kp turns the validation
 # layer on by itself wherever that is installed. kp's setup.py loses the interpreter on its way to CMake, which would then
-# take whichever Python it finds first: a toolchain file names it.
-# With a source archive it builds from that, and asks no index for anything.
+# take whichever Python it finds first: a toolchain file names it. Under numpy 2 a kp built with a pybind11 older than 2.12,
+# such as Debian 12's, reads arrays wrong without an error.
+# With a source archive it builds from that and with the pybind11 that is installed, and asks no index for anything.
 build_kp() {
-    local into=$1 archive=${2:-} scratch from=(--no-binary kp "kp==$KP_VERSION")
-    [[ -z $archive ]] || from=(--no-index --no-build-isolation "$archive")
+    local into=$1 archive=${2:-} scratch pybind11 from=(--no-binary kp "kp==$KP_VERSION")
     scratch=$(mktemp -d)
+    if [[ -n $archive ]]; then
+        from=(--no-index --no-build-isolation "$archive")
+    else
+        pip_install --target "$scratch/pybind11" "pybind11>=2.13,<4" || return 1
+    fi
     printf 'set(PYTHON_EXECUTABLE "%s" CACHE FILEPATH "")\n' "$PY" >"$scratch/python.cmake"
-    CMAKE_TOOLCHAIN_FILE=$scratch/python.cmake KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF \
+    PYTHONPATH=$scratch/pybind11 pybind11=$("$PY" -m pybind11 --cmakedir 2>/dev/null) || true # else CMake looks for it
+    pybind11_DIR=$pybind11 CMAKE_TOOLCHAIN_FILE=$scratch/python.cmake KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF KOMPUTE_OPT_INSTALL=OFF KOMPUTE_OPT_DISABLE_VK_DEBUG_LAYERS=ON \
         "$PY" -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir -w "$scratch" "${from[@]}" \
         >"$scratch/log" 2>&1 || { mkdir -p .cache && cp "$scratch/log" .cache/kp-build.log; rm -rf "$scratch"; return 1; }

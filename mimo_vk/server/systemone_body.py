@@ -7,17 +7,21 @@ pictures go along (``_core/endpoints.py``): the part ``request`` is the JSON, th
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
 from typing import Any, NoReturn
 
-from backports import zstd
-
 from mimo_vk.server.body import LIMIT
 from mimo_vk.server.errors import ApiError
 from mimo_vk.systemone_request import Fault, InvalidRequest
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 _WINDOW_LOG = 25  # a compressed body may refer back as far as the largest body is long
 
