@@ -10,12 +10,12 @@ import httpx
 import pytest
 import schemathesis
 import typesafe_sdk
-from backports import zstd
 from engines import open_engine
 from hypothesis import HealthCheck, Phase, given, settings
 from typesafe_sdk import Box, Choice, Image, Noul, RetryPolicy, Score, TypeSafeClient
 
 from mimo_vk.engine import Engine
+from mimo_vk.server.systemone_body import zstd
 from mimo_vk.systemone import answer
 from mimo_vk.systemone_request import parse_request
 from tests.live_server import LiveServer

@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 from typesafe_sdk._core.multipart import Part, encode_multipart
 
 from mimo_vk.server.errors import ApiError
-from mimo_vk.server.systemone_body import decoded, decompressed, parse_json, split_form
+from mimo_vk.server.systemone_body import decoded, decompressed, parse_json, split_form, zstd
 from mimo_vk.systemone_request import InvalidRequest
 
 BODY = {"state": "Grüße 🙂", "questions": {}}

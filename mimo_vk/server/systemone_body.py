@@ -19,9 +19,9 @@ from mimo_vk.server.errors import ApiError
 from mimo_vk.systemone_request import Fault, InvalidRequest
 
 if sys.version_info >= (3, 14):
-    from compression import zstd
+    from compression import zstd as zstd
 else:
-    from backports import zstd
+    from backports import zstd as zstd
 
 _WINDOW_LOG = 25  # a compressed body may refer back as far as the largest body is long
 
