@@ -5,8 +5,8 @@
 DEVICE: an index or a part of a name; the best GPU where none is given. FILE: what kp is installed from where it is not
 yet, a wheel or the source archive (`pip download --no-deps --no-binary kp kp==0.9.0`, 0.1 MB), without a network.
 
-What it needs there: Python with numpy, numba and pytest in .venv (`make dev` does all of it, kp included, where there is
-a network), the GPU's Vulkan driver and libvulkan1, libfmt; to build kp also setuptools, cmake, g++, libvulkan-dev,
+What it needs there: Python with numpy, numba and pytest in .venv (`make dev` does all of it, kp included, where there
+is a network), the GPU's Vulkan driver and libvulkan1, libfmt; to build kp also setuptools, cmake, g++, libvulkan-dev,
 libfmt-dev, pybind11 (2.13 or newer), the headers of Python. Shaders are in the tree as they are run.
 """
 
