@@ -126,7 +126,7 @@ build_kp() {
         pip_install --target "$scratch/pybind11" "pybind11>=2.13,<4" || return 1
     fi
     printf 'set(PYTHON_EXECUTABLE "%s" CACHE FILEPATH "")\n' "$PY" >"$scratch/python.cmake"
-    PYTHONPATH=$scratch/pybind11 pybind11=$("$PY" -m pybind11 --cmakedir 2>/dev/null) || true # else CMake looks for it
+    pybind11=$(PYTHONPATH=$scratch/pybind11 "$PY" -m pybind11 --cmakedir 2>/dev/null) || true # else CMake looks for it
     pybind11_DIR=$pybind11 CMAKE_TOOLCHAIN_FILE=$scratch/python.cmake KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF \
         KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF KOMPUTE_OPT_INSTALL=OFF KOMPUTE_OPT_DISABLE_VK_DEBUG_LAYERS=ON \
         "$PY" -m pip wheel --disable-pip-version-check --no-deps --no-cache-dir -w "$scratch" "${from[@]}" \
