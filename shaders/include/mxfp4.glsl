@@ -1,4 +1,5 @@
-// A part of a product with an MXFP4 matrix: ROWS whole rows, all 32 lanes, the tree in registers, in one invocation.
+// A part of a product with an MXFP4 matrix: 4 whole rows, all 32 lanes, the tree in registers, in one invocation. The kernel
+// declares x_rows, codes, scales and the push constants rounds and slot_stride before it includes this.
 //
 // 8 invocations share a tile of 32 rows. The matrix is stored as [tile][lane quad in the tree's order 0 4 2 6 1 5 3 7][round]
 // [row of 4][invocation], each item the uvec4 of 4 neighbouring lanes' words; its scales as [tile][lane quad, same order]
@@ -78,4 +79,44 @@ vec4 word_product(uvec4 q, vec4 x[8]) {
 float scale_of(uint scales, int index) {
     uint exponent = (scales >> (8 * index)) & 0xFFu;
     return uintBitsToFloat(exponent == 0 ? 0x00400000u : exponent << 23);
+}
+
+// Written out, as not every compiler unrolls the loop over rows.
+#define ROW(r)                                                                                         \
+    {                                                                                                  \
+        precise vec4 p = word_product(codes[code_at + 8 * r], x) * vec4(scale_of(scale, r));           \
+        acc[r] = acc[r] + p;                                                                           \
+    }
+
+// 4 rows of one matrix, from part * 4 of the tile on, times a row of x.
+void multiply(uint slot, uint row, uint tile, uint part, uint codes_at, uint scales_at, out float result[4]) {
+    vec4 one[4], two[4], four[4], total[4];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
+    uint code_base = slot * slot_stride, scale_base = 4 * code_base;
+    for (uint t = 0; t < 8; t++) {
+        precise vec4 acc[4];
+        for (int r = 0; r < 4; r++) acc[r] = vec4(0.0);
+        for (uint round = 0; round < rounds; round++) {
+            vec4 x[8];
+            LOAD_X(x, x_rows, (row * rounds + round) * 64 + quad_at(t) * 8)
+            uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
+            uint scale = scales[scale_base + scales_at + item];
+            uint code_at = code_base + codes_at + 4 * item - 3 * part;
+            ROW(0) ROW(1) ROW(2) ROW(3)
+        }
+        for (int r = 0; r < 4; r++) {
+            precise vec4 sum = acc[r];
+            if ((t & 1) == 0) { one[r] = sum; continue; }
+            sum = one[r] + sum;
+            if ((t & 2) == 0) { two[r] = sum; continue; }
+            sum = two[r] + sum;
+            if ((t & 4) == 0) { four[r] = sum; continue; }
+            sum = four[r] + sum;
+            total[r] = sum;
+        }
+    }
+    for (int r = 0; r < 4; r++) {
+        precise vec2 pair = total[r].xy + total[r].zw;
+        precise float sum = pair.x + pair.y;
+        result[r] = sum;
+    }
 }
