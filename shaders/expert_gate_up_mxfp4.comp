@@ -45,10 +45,12 @@ void main() {
     bool any_rows = subgroupBallot(tile < tiles) != uvec4(0);  // else the subgroup only writes zeros
     uint work = any_rows ? count : 0;
     for (uint p = gl_WorkGroupID.y; p < work; p += gl_NumWorkGroups.y) {
-        float gate[4], up[4];
+        float gate[4], up[4] = float[4](0.0, 0.0, 0.0, 0.0);
         uint slot = table[2 + 2 * p], row = table[3 + 2 * p];
-        multiply(slot, row, real, part, gate_codes, gate_scales, gate);
-        multiply(slot, row, real, part, up_codes, up_scales, up);
+        for (int m = 0; m < 2; m++) {  // a loop, so that the code is there once
+            gate = up;
+            multiply(slot, row, real, part, m == 0 ? gate_codes : up_codes, m == 0 ? gate_scales : up_scales, up);
+        }
         for (int r = 0; r < 4; r++) {
             act[p * act_rounds * 256 + act_at + 4 * r] = tile < tiles ? elementary_swiglu(gate[r], up[r]) : 0.0;
         }
