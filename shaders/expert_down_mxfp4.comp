@@ -14,7 +14,7 @@
 
 layout(local_size_x = 32) in;
 layout(std430, binding = 0) readonly buffer Table { uint table[]; };
-layout(std430, binding = 1) readonly buffer Act { vec4 act_rows[]; };
+layout(std430, binding = 1) readonly buffer Act { vec4 x_rows[]; };
 layout(std430, binding = 2) readonly buffer Codes { uvec4 codes[]; };
 layout(std430, binding = 3) readonly buffer Scales { uint scales[]; };
 layout(std430, binding = 4) writeonly buffer Y { float y[]; };
@@ -29,52 +29,13 @@ layout(push_constant) uniform Push {
 
 #include "mxfp4.glsl"
 
-// Written out, as not every compiler unrolls the loop over rows.
-#define ROW(r)                                                                                         \
-    {                                                                                                  \
-        precise vec4 p = word_product(codes[code_at + 8 * r], x) * vec4(scale_of(scale, r));           \
-        acc[r] = acc[r] + p;                                                                           \
-    }
-
-void multiply(uint slot, uint row, uint tile, uint part, out float result[4]) {
-    vec4 one[4], two[4], four[4], total[4];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
-    uint code_base = slot * slot_stride, scale_base = 4 * code_base;
-    for (uint t = 0; t < 8; t++) {
-        precise vec4 acc[4];
-        for (int r = 0; r < 4; r++) acc[r] = vec4(0.0);
-        for (uint round = 0; round < rounds; round++) {
-            vec4 x[8];
-            LOAD_X(x, act_rows, (row * rounds + round) * 64 + quad_at(t) * 8)
-            uint item = ((tile * 8 + t) * rounds + round) * 8 + part;
-            uint scale = scales[scale_base + down_scales + item];
-            uint code_at = code_base + down_codes + 4 * item - 3 * part;
-            ROW(0) ROW(1) ROW(2) ROW(3)
-        }
-        for (int r = 0; r < 4; r++) {
-            precise vec4 sum = acc[r];
-            if ((t & 1) == 0) { one[r] = sum; continue; }
-            sum = one[r] + sum;
-            if ((t & 2) == 0) { two[r] = sum; continue; }
-            sum = two[r] + sum;
-            if ((t & 4) == 0) { four[r] = sum; continue; }
-            sum = four[r] + sum;
-            total[r] = sum;
-        }
-    }
-    for (int r = 0; r < 4; r++) {
-        precise vec2 pair = total[r].xy + total[r].zw;
-        precise float sum = pair.x + pair.y;
-        result[r] = sum;
-    }
-}
-
 void main() {
     uint part = gl_GlobalInvocationID.x & 7, tile = gl_GlobalInvocationID.x >> 3;
     uint real = min(tile, tiles - 1);  // all invocations work, so that a subgroup's first 8 are there to share loads
     uint count = table[0];
     for (uint p = gl_WorkGroupID.y; p < count; p += gl_NumWorkGroups.y) {
         float result[4];
-        multiply(table[2 + 2 * p], p, real, part, result);
+        multiply(table[2 + 2 * p], p, real, part, down_codes, down_scales, result);
         if (tile == real) {
             for (int r = 0; r < 4; r++) y[(p * tiles + tile) * 32 + part * 4 + r] = result[r];
         }
