@@ -144,23 +144,25 @@ def check_device(wanted: str, has_kp: bool) -> Finding:
         return Finding("device", False, str(error), broken=True)
     if info is None or not has_kp:
         return Finding("device", info is None, text if info is None else f"{text}; without kp it is not used")
-    trouble = try_device(info)
-    if trouble:
-        return Finding("device", False, f"{text}; it is not used: {trouble}")
-    return Finding("device", True, f"{text}; its results have the CPU's bits")
+    try:
+        flushes = try_device(info)
+    except MimoError as error:
+        return Finding("device", False, f"{text}; it is not used: {error}")
+    but = "; for dense layers it is not used, as it takes subnormal floats for zero" if flushes else ""
+    return Finding("device", True, f"{text}; its results have the CPU's bits{but}")
 
 
-def try_device(info: DeviceInfo) -> str:
-    """Start a device process as a model does, which checks the arithmetic; what went wrong, "" for nothing."""
+def try_device(info: DeviceInfo) -> bool:
+    """Start a device process as a model does, which checks the arithmetic; whether it takes subnormals for zero.
+
+    Errors: TierGone.
+    """
     from mimo_vk.vulkan.arena import TierShape
-    from mimo_vk.vulkan.client import DeviceClient, TierGone
+    from mimo_vk.vulkan.client import DeviceClient
 
     with DeviceClient(info, TierShape(32, 32, 1, 1, 1), 1) as client:
-        try:
-            client.wait_ready()
-        except TierGone as error:
-            return str(error)
-    return ""
+        client.wait_ready()
+        return client.flushes
 
 
 def check_validation(installed: bool) -> Finding:

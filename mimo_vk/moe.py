@@ -62,7 +62,7 @@ class Pairs:
     def __init__(self, ids: Index) -> None:
         self.k = ids.shape[1]
         flat = ids.ravel()
-        self._order = np.argsort(flat, kind="stable")
+        self._order: Index = np.argsort(flat, kind="stable").astype(np.int32)
         experts, starts = np.unique(flat[self._order], return_index=True)
         self.experts: list[int] = experts.tolist()
         bounds = [*starts.tolist(), len(flat)]

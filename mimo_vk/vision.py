@@ -162,4 +162,4 @@ def column_order(grid: tuple[int, int], config: VisionConfig) -> Index:
     unit = config.merge_unit
     units = np.arange(grid[0] * grid[1] // unit, dtype=np.int32)
     turned = units.reshape(grid[0] // config.merge_size, grid[1] // config.merge_size).T.reshape(-1, 1)
-    return (turned * unit + np.arange(unit, dtype=np.int32)).reshape(-1)
+    return (turned * unit + np.arange(unit)).reshape(-1).astype(np.int32)

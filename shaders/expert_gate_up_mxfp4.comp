@@ -15,6 +15,8 @@
 #include "float_controls.glsl"
 #include "elementary.glsl"
 
+const uint LEAST_BITS = 65u << 23;  // 2^-62
+
 layout(local_size_x = 32) in;
 layout(std430, binding = 0) readonly buffer Table { uint table[]; };
 layout(std430, binding = 1) readonly buffer X { vec4 x_rows[]; };
@@ -33,7 +35,17 @@ layout(push_constant) uniform Push {
     uint up_scales;
 };
 
+layout(constant_id = 2) const uint FLUSHES = 0;  // 1 where subnormal floats count as zero
+
 #include "mxfp4.glsl"
+
+// Where subnormals count as zero, NaN for what came of one, or is so small that the next product might meet one; see
+// mimo_vk/vulkan/subnormals.py.
+float activation(float gate, float up) {
+    float act = elementary_swiglu(gate, up);
+    bool small = (floatBitsToUint(act) & MAGNITUDE_BITS) < LEAST_BITS;
+    return FLUSHES != 0 && small && gate != 0.0 && up != 0.0 ? uintBitsToFloat(NAN_BITS) : act;
+}
 
 void main() {
     uint part = gl_GlobalInvocationID.x & 7, tile = gl_GlobalInvocationID.x >> 3;
@@ -52,7 +64,7 @@ void main() {
             multiply(slot, row, real, part, m == 0 ? gate_codes : up_codes, m == 0 ? gate_scales : up_scales, up);
         }
         for (int r = 0; r < 4; r++) {
-            act[p * act_rounds * 256 + act_at + 4 * r] = tile < tiles ? elementary_swiglu(gate[r], up[r]) : 0.0;
+            act[p * act_rounds * 256 + act_at + 4 * r] = tile < tiles ? activation(gate[r], up[r]) : 0.0;
         }
     }
     for (uint p = gl_WorkGroupID.y + work; p < count; p += gl_NumWorkGroups.y) {

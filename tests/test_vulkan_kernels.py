@@ -18,12 +18,13 @@ from mimo_vk.formats import MatrixMXFP4
 from mimo_vk.vulkan import expert_slabs
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.device import Device, DeviceError, Program, view
-from mimo_vk.vulkan.device_check import NAMES, check_arithmetic, expected_results, run_probe
+from mimo_vk.vulkan.device_check import NAMES, Arithmetic, check_arithmetic, expected_results, run_probe
 from mimo_vk.vulkan.expert_slabs import ExpertSlabs
 from mimo_vk.vulkan.kernels import KERNELS, PROBE, Kernel, shader_folder, source_files, source_hash
 from tests.matrices import random_expert, random_x
 from tests.vulkan_device import assert_same_bits, permuted, reference, software_device
 
+USUAL = Arithmetic()
 BUILDS = (".spv", ".denorm.spv")
 MOVES_WORDS = {"copy_items", "embed", "kv_append", "fill_words", "copy_ring"}  # and does nothing else
 FLOAT_OPERATIONS = r"OpFMul|OpFAdd|OpFSub|OpVectorTimesScalar|OpFDiv|OpFMod|OpFRem|OpDot|OpMatrixTimes\w+"
@@ -94,7 +95,7 @@ def device() -> Iterator[Device]:
 @pytest.mark.bits
 def test_arithmetic_is_the_cpus(device: Device) -> None:
     """Random bits and ordinary numbers through every operation of the probe, elementary functions included."""
-    assert check_arithmetic(device) == 0
+    assert check_arithmetic(device) == USUAL
     rng = np.random.default_rng(8)
     bits = rng.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
     usual = rng.uniform(-70, 90, 100_000).astype(np.float32)
@@ -134,10 +135,12 @@ def test_every_bit_of_an_experts_results(
         assert_same_bits(y, reference(experts, pairs, x)) if len(pairs) else None
 
 
-def filled(device: Device, info: Any, tier: TierShape, count: int, rng: Any) -> tuple[ExpertSlabs, list]:
+def filled(
+    device: Device, info: Any, tier: TierShape, count: int, rng: Any, arithmetic: Arithmetic = USUAL
+) -> tuple[ExpertSlabs, list]:
     """Slabs with ``count`` random experts, on the device as if it were the one that ``info`` says."""
     device.info = info
-    slabs = ExpertSlabs(device, tier, count, select_decode=0)
+    slabs = ExpertSlabs(device, tier, count, arithmetic)
     experts = [random_expert(rng, tier.hidden, tier.inner) for _ in range(count)]
     stored = np.empty(tier.layout.expert_bytes, np.uint8)
     for slot, expert in enumerate(experts):
@@ -156,7 +159,7 @@ def test_other_decodings_give_the_same_bits(device: Device, select: int, subgrou
     rng = np.random.default_rng(1)
     tier = TierShape(288, 96, top_k=2, max_rows=2, staging=1)
     device.info = replace(software_device(), subgroup_size=subgroup)
-    slabs = ExpertSlabs(device, tier, 1, select)
+    slabs = ExpertSlabs(device, tier, 1, Arithmetic(select))
     slabs.grow()
     codes = np.arange(256, dtype=np.uint8)
     expert = random_expert(rng, 288, 96)
@@ -214,7 +217,7 @@ def test_limits_are_checked_before_kp_sees_them(device: Device) -> None:
         device.pipeline(PROBE, tensors, (65536, 1, 1), {"n": 4})
     with pytest.raises(AssertionError, match="3"):
         device.pipeline(PROBE, tensors[:3], (1, 1, 1), {"n": 4})
-    slabs = ExpertSlabs(device, TierShape(256, 64, 2, 2, 1), 3, 0)
+    slabs = ExpertSlabs(device, TierShape(256, 64, 2, 2, 1), 3, USUAL)
     slabs.grow()
     for pairs, message in (([(9, 0)], "slot 9 of 3"), ([(0, 2)], "row 2 of 2")):
         with pytest.raises(DeviceError, match=message):
@@ -230,7 +233,7 @@ def test_a_slab_that_does_not_fit_is_halved(device: Device, monkeypatch: pytest.
         return nbytes <= room[0] or nbytes < 32 << 10
 
     monkeypatch.setattr(device, "fits", fits)
-    slabs = ExpertSlabs(device, tier, 16, 0)
+    slabs = ExpertSlabs(device, tier, 16, USUAL)
     assert slabs.grow() == 4
     room[0] = 2 * tier.layout.slot_bytes
     assert slabs.grow() == 5  # of the 12 that are left: 6, 3, 1

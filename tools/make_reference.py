@@ -207,7 +207,7 @@ def main() -> int:
         saved[f"error_{len(ids)}"] = np.array(error)
         print(f"{len(ids):4d} tokens: float32 is {error:.1e} from float64, {error / np.ptp(exact):.1e} of the range")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(args.out, **saved)
+    np.savez_compressed(args.out, **saved)  # type: ignore[arg-type]
     return 0
 
 

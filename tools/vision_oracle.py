@@ -212,7 +212,7 @@ def main() -> int:
                 saved[f"rows_{key}"], saved[f"error_{key}"] = got, np.array(error)
                 print(f"{key}: {got.shape}, {got.min():.2f}..{got.max():.2f}, error {error / np.ptp(exact):.1e}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(args.out, **saved)
+    np.savez_compressed(args.out, **saved)  # type: ignore[arg-type]
     return 0
 
 

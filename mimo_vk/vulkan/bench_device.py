@@ -117,7 +117,7 @@ def dense_results(device: Device, sizes: DenseSizes) -> Iterator[DeviceResult]:
     from mimo_vk.vulkan.bench_dense import DenseBench
     from mimo_vk.vulkan.device_check import check_arithmetic
 
-    bench = DenseBench(device, check_arithmetic(device), sizes)
+    bench = DenseBench(device, check_arithmetic(device).select_decode, sizes)
     copy_gbps = copy_rate(device, 2 * sizes.hidden * sizes.qkv_width)
     for case in bench.cases():
         yield DeviceResult(case.name, case.rows, timed(case.program), case.bytes, copy_gbps)

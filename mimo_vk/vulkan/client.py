@@ -74,6 +74,7 @@ class DeviceClient:
         self.shape = shape
         self.max_slots = max_slots
         self.slots = 0
+        self.flushes = False  # whether the device takes subnormal floats for zero
         self.gone = ""  # why, once it is
         self.last_step = (0.0, 0.0)  # when the device process began and ended it, on the system's monotonic clock
         self.step_seconds = 0.0  # of all steps
@@ -205,6 +206,7 @@ class DeviceClient:
             self.step_seconds += result[1] - result[0]
         elif asked.kind in ("ready", "grow") and result:
             self.slots = result[0]
+            self.flushes = result[1] if asked.kind == "ready" else self.flushes
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

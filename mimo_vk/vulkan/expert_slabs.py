@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mimo_vk.formats import F32, U8
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.device import Device, DeviceError, Pipeline, Program, view
+from mimo_vk.vulkan.device_check import Arithmetic
 from mimo_vk.vulkan.kernels import COPY, DOWN, GATE_UP
 from mimo_vk.vulkan.layout import ROUND, ROWS
 
@@ -43,12 +44,14 @@ class Slab:
 class ExpertSlabs:
     """Slots for experts, added slab by slab up to a limit, and steps over them."""
 
-    def __init__(self, device: Device, shape: TierShape, max_slots: int, select_decode: int) -> None:
+    def __init__(self, device: Device, shape: TierShape, max_slots: int, arithmetic: Arithmetic) -> None:
         self._device = device
         self._shape = shape
         self._layout = shape.layout
         self._max_slots = max_slots
-        self._constants = {"SELECT_DECODE": select_decode, "SHARE_LOADS": int(device.info.subgroup_size >= 8)}
+        share_loads = int(device.info.subgroup_size >= 8)
+        self._constants = {"SELECT_DECODE": arithmetic.select_decode, "SHARE_LOADS": share_loads}
+        self._flushes = {"FLUSHES": int(arithmetic.flushes)}
         self._host = device.info.shares_memory  # slabs that the host writes straight into
         self._tracks = 1 if device.info.kind == "CPU" else TRACKS
         words = shape.max_rows * self._layout.rounds * ROUND
@@ -110,7 +113,7 @@ class ExpertSlabs:
             [self.table, self._x, *weights, buffers.act],
             (layout.act_rounds * ROUND // ROWS // GATE_UP.local_size, tracks, 1),
             layout.gate_up_push(),
-            self._constants,
+            self._constants | self._flushes,
         )
         down = self._device.pipeline(
             DOWN,

@@ -25,7 +25,7 @@ GATE_UP = Kernel(
     "expert_gate_up_mxfp4",
     ("Table", "X", "Codes", "Scales", "Act"),
     ("rounds", "tiles", "act_rounds", "slot_stride", "gate_codes", "up_codes", "gate_scales", "up_scales"),
-    constants=("SELECT_DECODE", "SHARE_LOADS"),
+    constants=("SELECT_DECODE", "SHARE_LOADS", "FLUSHES"),
 )
 DOWN = Kernel(
     "expert_down_mxfp4",

@@ -14,6 +14,7 @@ from mimo_vk.vulkan.dense_device import DenseDevice
 from mimo_vk.vulkan.dense_layout import DenseLayout, DenseShape
 from mimo_vk.vulkan.dense_plan import describe, device_bytes, fit_dense, wants_dense
 from mimo_vk.vulkan.listing import DeviceInfo, choose, list_devices
+from mimo_vk.vulkan.subnormals import flushes
 from mimo_vk.vulkan.tier import Tier
 from mimo_vk.weight_check import Progress
 from mimo_vk.weights import Weights
@@ -23,6 +24,7 @@ LEAST_MARGIN = 256_000_000
 SHARED_PART = 0.25  # of the available memory, where a device shares it and no --tier-gb is given
 MOST_PAIRS = 512  # in one step: larger blocks take several
 STAGING = 4  # experts on their way at once
+NO_DENSE = "it takes subnormal floats for zero, so dense layers stay on the CPU"
 PROCESS_BYTES = 150_000_000  # the device process itself, with a driver that compiles
 
 
@@ -96,12 +98,17 @@ def plan_device(settings: Settings, config: Config, ctx: int, chunk: int) -> tup
         return None, unused(info, "kp is not installed (make setup builds it)")
     rows = max(1, min(chunk, MOST_PAIRS // config.num_experts_per_tok))
     shape = TierShape(config.hidden_size, config.moe_intermediate_size, config.num_experts_per_tok, rows, STAGING)
-    plan = DevicePlan(info, shape, 0, len(config.layers))
-    room = room_on(info)
-    if wants_dense(settings, info):
-        kept = int((settings.tier_gb or 0) * GB)  # for the experts that were asked for by size
-        dense = fit_dense(info, config, settings, ctx, chunk, room - kept)
-        plan = replace(plan, dense=dense if dense.layers or dense.head else None)
+    plan, room = DevicePlan(info, shape, 0, len(config.layers)), room_on(info)
+    if not wants_dense(settings, info):
+        return fit_tier(plan, settings.tier_gb, experts, room)
+    if flushes(info):
+        if not tier:
+            return None, unused(info, NO_DENSE)
+        with_tier, line = fit_tier(plan, settings.tier_gb, experts, room)
+        return with_tier, f"{line}; {NO_DENSE}"
+    kept = int((settings.tier_gb or 0) * GB)  # for the experts that were asked for by size
+    dense = fit_dense(info, config, settings, ctx, chunk, room - kept)
+    plan = replace(plan, dense=dense if dense.layers or dense.head else None)
     return fit_tier(plan, settings.tier_gb, experts, room - plan.dense_bytes)
 
 
@@ -159,7 +166,7 @@ def open_dense(client: DeviceClient, plan: DevicePlan, notices: list[str]) -> De
     """The dense layers for which the device process found room."""
     if plan.dense is None:
         return None
-    layers, head, tower = client.answer("ready")[1:]
+    layers, head, tower = client.answer("ready")[2:]
     kept = tuple(spec for spec in plan.dense.layers if spec.index in layers)
     shape = replace(plan.dense, layers=kept, head=head, tower=plan.dense.tower if tower else None)
     if shape != plan.dense:

@@ -15,6 +15,7 @@ from mimo_vk.formats import F32, Expert
 from mimo_vk.moe import CachedExperts, Pairs
 from mimo_vk.ops import Index, Ops
 from mimo_vk.vulkan.client import TierGone
+from mimo_vk.vulkan.subnormals import meets_subnormals
 from mimo_vk.vulkan.tier import Tier
 
 
@@ -72,12 +73,18 @@ class DeviceStep:
         self._k = ids.shape[1]
         self._x = x
         self._slots = tier.slots(layer)[self._ids]  # where each pair's expert lies now, -1 for none
+        self._missing: list[Index] = [self._beyond()] if tier.client.flushes else []
         rows = tier.client.shape.max_rows
         self._batches = [b for first in range(0, len(x), rows) if len(b := self._pairs(first, first + rows))]
         tier.stats.hits += len(np.unique(self._slots[self._slots >= 0]))
         self._begun = 0
-        self._missing: list[Index] = [np.zeros(0, np.int32)]
         self._start_next()
+
+    def _beyond(self) -> Index:
+        """Take out the pairs of rows with which a device that knows no subnormal floats may meet one: flat indices."""
+        beyond = np.flatnonzero(np.repeat(meets_subnormals(self._x), self._k) & (self._slots >= 0))
+        self._slots[beyond] = -1
+        return beyond.astype(np.int32)
 
     def _pairs(self, first: int, last: int) -> Index:
         """The flat indices of the pairs of rows first to last that are on the device, in the order of their slots."""
@@ -106,7 +113,8 @@ class DeviceStep:
         """Wait, and put the results into their rows of y [n*k, H]. Returns the flat indices of what the CPU must do.
 
         Those are the pairs of a device that was lost, and pairs with a result that is not finite: the shaders take
-        x and activations times 2^14, which overflows where the CPU's own product need not.
+        x and activations times 2^14, which overflows where the CPU's own product need not, and NaN for what they
+        can't compute (``subnormals``).
         """
         began = time.perf_counter()
         for index in range(len(self._batches)):
@@ -114,7 +122,7 @@ class DeviceStep:
                 self._start_next()
             self._missing.append(self._take(self._batches[index], y))
         self._tier.stats.wait_seconds += time.perf_counter() - began
-        return np.concatenate(self._missing)
+        return np.concatenate([np.zeros(0, np.int32), *self._missing])
 
     def _take(self, flat: Index, y: F32) -> Index:
         if self._tier.gone:

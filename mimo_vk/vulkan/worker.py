@@ -44,23 +44,26 @@ class Worker:
 
         Errors: DeviceError.
         """
-        select_decode = check_arithmetic(device)
+        arithmetic = check_arithmetic(device)
+        self._flushes = arithmetic.flushes
         shape = TierShape.from_json(tier[1])
         self._arena = Arena(shape, tier[0])
         self._dense = None
         if dense is not None:
+            if arithmetic.flushes:
+                raise DeviceError("it takes subnormal floats for zero, with which dense layers are not the CPU's")
             dense_shape = DenseShape.from_json(dense[1])
-            self._dense = DenseLayers(device, dense_shape, DenseArena(dense_shape, dense[0]), select_decode)
-        self._slabs = ExpertSlabs(device, shape, max_slots, select_decode) if max_slots else None
+            self._dense = DenseLayers(device, dense_shape, DenseArena(dense_shape, dense[0]), arithmetic.select_decode)
+        self._slabs = ExpertSlabs(device, shape, max_slots, arithmetic) if max_slots else None
         if self._slabs is not None:
             if not self._slabs.grow():
                 raise DeviceError(f"not even one expert of {shape.layout.slot_bytes} bytes fits")
             self._slabs.warm_up()
 
     def ready(self) -> list[Any]:
-        """What there is: slots, then the layers, and whether there is a head and a tower."""
+        """What there is: slots, whether subnormals count as zero; layers, and whether there is a head and a tower."""
         slots = self._slabs.slots if self._slabs is not None else 0
-        return [slots, *(self._dense.held if self._dense is not None else [])]
+        return [slots, self._flushes, *(self._dense.held if self._dense is not None else [])]
 
     def answer(self, message: Message) -> Message:
         """Do what one packet asks for. Errors: DeviceError, and whatever kp raises."""
