@@ -42,7 +42,7 @@ def fit(x: F64, target: F64, to_relative: F64, degree: int, rounds: int = 3000) 
     weights = np.ones(len(x))
     for _ in range(rounds):
         root = to_relative * np.sqrt(weights)
-        coefficients: F64 = np.linalg.lstsq(powers * root[:, None], target * root, rcond=None)[0]
+        coefficients = np.asarray(np.linalg.lstsq(powers * root[:, None], target * root, rcond=None)[0], np.float64)
         error = np.abs((powers @ coefficients - target) * to_relative)
         weights *= error / error.max() + 1e-3
         weights /= weights.mean()
