@@ -137,8 +137,8 @@ build_kp() {
 
 # kp from the cached wheel, else from source. Without it everything runs on the CPU.
 install_kp() {
-    kp_works && return
-    local cache try
+    local cache try made_by=.venv/kp-recipe # a kp that an older recipe built may read arrays wrong under a newer numpy
+    [[ -f $made_by && $(<"$made_by") == "$KP_RECIPE" ]] && kp_works && return
     cache=$(wheel_cache)
     for try in cached built; do
         if [[ $try == built ]]; then
@@ -147,7 +147,11 @@ install_kp() {
             build_kp "$cache" || break
         fi
         compgen -G "$cache/kp-*.whl" >/dev/null || continue
-        pip_install --no-deps --force-reinstall "$cache"/kp-*.whl && kp_works && return
+        if pip_install --no-deps --force-reinstall "$cache"/kp-*.whl && kp_works; then
+            echo "$KP_RECIPE" >"$made_by"
+            rm -f .cache/kp-build.log
+            return
+        fi
     done
     "$PY" -m pip uninstall --quiet --yes kp >/dev/null 2>&1 || true
     say "kp could not be built (.cache/kp-build.log): everything runs on the CPU, without Vulkan"
