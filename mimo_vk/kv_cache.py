@@ -79,14 +79,20 @@ class KvCache:
         self._staged.append((k, v))
 
     def commit(self, ids: list[int]) -> None:
-        """Write the staged block ``ids`` of every layer and move on by its rows."""
+        """Write the staged block ``ids`` of every layer and move on by its rows.
+
+        Where other ids stood there, the rows beyond were read after those, and belong to no state any more.
+        """
         assert len(self._staged) == len(self.layers), "a block is committed when every layer has staged its rows"
         assert self.length + len(ids) <= self.capacity, "the session checks the context before it feeds"
         for layer, (k, v) in zip(self.layers, self._staged, strict=True):
             layer.write(self.length, k, v)
         self._staged.clear()
-        self.row_ids[self.length : self.length + len(ids)] = ids
-        self.length += len(ids)
+        end = self.length + len(ids)
+        if self.row_ids[self.length : end] != ids:
+            del self.row_ids[self.length :]
+        self.row_ids[self.length : end] = ids
+        self.length = end
 
     @property
     def ids(self) -> list[int]:

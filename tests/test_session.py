@@ -112,6 +112,20 @@ def test_a_short_unrelated_prompt_spoils_a_snapshot_too(engine: Engine) -> None:
     assert logits.tobytes() == cold(engine, [*STATE, 4])
 
 
+def test_rows_read_after_other_ids_spoil_a_snapshot(engine: Engine) -> None:
+    """Neither whole prompts nor options, read one after another, may make its ids look whole again."""
+    changed = [STATE[0], STATE[1] + 1, *STATE[2:]]
+    session = engine.session()
+    session.prompt(STATE)
+    session.pin()
+    for ids in (changed, STATE[:3]):
+        session.prompt(ids, all_logits=True)
+    assert session.prompt([*STATE, 4]).tobytes() == cold(engine, [*STATE, 4])
+    session.pin()
+    session.read_options(STATE[:1], [[*changed[1:5], 3], [*STATE[1:3], 3]])
+    assert session.prompt([*STATE, 4, 5]).tobytes() == cold(engine, [*STATE, 4, 5])
+
+
 def test_only_so_many_snapshots_are_kept(tiny_checkpoint: Path) -> None:
     with open_engine(tiny_checkpoint, pin_slots=2) as engine:
         session = engine.session()

@@ -33,6 +33,7 @@ class DeviceKvCache(KvCache):
         self._device = device
         self._all_windows = self._windows
         self.on_device = False  # whether the live state has rows there
+        self._overwritten: list[int] | None = None  # the ids that stood where the block writes on the device
 
     def begin(self) -> int:
         """As ``KvCache.begin``. Errors: RowsLost where the device no longer holds this state's rows."""
@@ -45,13 +46,24 @@ class DeviceKvCache(KvCache):
             self._windows = [i for i in self._all_windows if not usable or i not in self._device.layers]
             if usable:
                 self._device.take(self)
+        self._overwritten = None
         return super().begin()
 
     def stage_on_device(self, layer: int, rows: int) -> None:
         """The next layer's rows of the block are written on the device at once, ``rows`` of them from ``length`` on."""
-        self.row_ids[self.length : self.length + rows] = [UNKNOWN_ID] * rows
+        here = slice(self.length, self.length + rows)
+        if self._overwritten is None:
+            self._overwritten = self.row_ids[here]
+        self.row_ids[here] = [UNKNOWN_ID] * rows
         cache = self.layers[layer]
         self.stage(*(np.empty((0, a.shape[0], a.shape[2]), np.float32) for a in (cache.keys, cache.values)))
+
+    def commit(self, ids: list[int]) -> None:
+        """As ``KvCache.commit``."""
+        if self._overwritten is not None:
+            self.row_ids[self.length : self.length + len(ids)] = self._overwritten
+            self._overwritten = None
+        super().commit(ids)
 
     def snapshot(self, logits: F32) -> DeviceSnapshot:
         """As ``KvCache.snapshot``."""
