@@ -25,6 +25,7 @@ class FakeClient:
         self.gone = ""
         self.dropped: list[TierGone] = []
         self.fails = False
+        self.flushes = False
 
     def grow(self) -> int:
         self.slots = min(self.max_slots, self.slots + self.step)
