@@ -77,17 +77,23 @@ def expected_results(a: F32, b: F32, c: F32) -> list[F32]:
 
 
 def subnormal(a: F32, b: F32, c: F32) -> list[NDArray[np.bool_]]:
-    """Where a subnormal number goes into or comes out of the rows of ``NAMES``. The functions are made of none."""
+    """Where a subnormal number goes into or comes out of the rows of ``NAMES``. The functions are made of none.
 
-    def among(*numbers: F32) -> NDArray[np.bool_]:
-        smallest = np.finfo(np.float32).smallest_normal
+    The smallest normal number counts among what comes out: it may be what a subnormal one was rounded to.
+    """
+    smallest = np.finfo(np.float32).smallest_normal
+
+    def goes_in(*numbers: F32) -> NDArray[np.bool_]:
         return np.logical_or.reduce([(n != 0) & (np.abs(n) < smallest) for n in numbers])
 
+    def comes_out(*numbers: F32) -> NDArray[np.bool_]:
+        return np.logical_or.reduce([(n != 0) & (np.abs(n) <= smallest) for n in numbers])
+
     product, total, difference, two_steps, *functions = expected_results(a, b, c)
-    none = np.zeros(len(a), np.bool_)
+    of_two, none = goes_in(a, b), np.zeros(len(a), np.bool_)
     return [
-        among(a, b, product), among(a, b, total), among(a, b, difference), among(a, b, c, product, two_steps),
-        *(none for _ in functions),
+        of_two | comes_out(product), of_two | comes_out(total), of_two | comes_out(difference),
+        of_two | goes_in(c) | comes_out(product, two_steps), *(none for _ in functions),
     ]  # fmt: skip
 
 
