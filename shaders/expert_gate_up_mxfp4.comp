@@ -15,8 +15,6 @@
 #include "float_controls.glsl"
 #include "elementary.glsl"
 
-const uint LEAST_BITS = 65u << 23;  // 2^-62
-
 layout(local_size_x = 32) in;
 layout(std430, binding = 0) readonly buffer Table { uint table[]; };
 layout(std430, binding = 1) readonly buffer X { vec4 x_rows[]; };
@@ -35,16 +33,13 @@ layout(push_constant) uniform Push {
     uint up_scales;
 };
 
-layout(constant_id = 2) const uint FLUSHES = 0;  // 1 where subnormal floats count as zero
-
 #include "mxfp4.glsl"
 
-// Where subnormals count as zero, NaN for what came of one, or is so small that the next product might meet one; see
-// mimo_vk/vulkan/subnormals.py.
+// A zero that came of a zero is one on every device: that of the sigmoid, which is never subnormal, too.
 float activation(float gate, float up) {
     float act = elementary_swiglu(gate, up);
-    bool small = (floatBitsToUint(act) & MAGNITUDE_BITS) < LEAST_BITS;
-    return FLUSHES != 0 && small && gate != 0.0 && up != 0.0 ? uintBitsToFloat(NAN_BITS) : act;
+    if (FLUSHES == 0 || !too_small(act) || gate == 0.0 || up == 0.0 || elementary_sigmoid(gate) == 0.0) return act;
+    return uintBitsToFloat(NOT_A_NUMBER);
 }
 
 void main() {

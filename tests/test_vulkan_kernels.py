@@ -18,7 +18,7 @@ from mimo_vk.formats import MatrixMXFP4
 from mimo_vk.vulkan import expert_slabs
 from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.device import Device, DeviceError, Program, view
-from mimo_vk.vulkan.device_check import NAMES, Arithmetic, check_arithmetic, expected_results, run_probe
+from mimo_vk.vulkan.device_check import Arithmetic, check_arithmetic, expected_results, run_probe, subnormal
 from mimo_vk.vulkan.expert_slabs import ExpertSlabs
 from mimo_vk.vulkan.kernels import KERNELS, PROBE, Kernel, shader_folder, source_files, source_hash
 from tests.matrices import random_expert, random_x
@@ -95,15 +95,16 @@ def device() -> Iterator[Device]:
 @pytest.mark.bits
 def test_arithmetic_is_the_cpus(device: Device) -> None:
     """Random bits and ordinary numbers through every operation of the probe, elementary functions included."""
-    assert check_arithmetic(device) == USUAL
+    flushes = check_arithmetic(device).flushes
     rng = np.random.default_rng(8)
     bits = rng.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
     usual = rng.uniform(-70, 90, 100_000).astype(np.float32)
     for a, b in ((bits, usual), (usual, bits)):
         results = run_probe(device, a, b, usual)
-        for name, found, expected in zip(NAMES, results, expected_results(a, b, usual), strict=False):
-            assert name
-            assert_same_bits(found, expected)
+        all_excused = subnormal(a, b, usual)
+        for found, expected, excused in zip(results, expected_results(a, b, usual), all_excused, strict=False):
+            assert excused.sum() < len(a) / 20
+            assert_same_bits(np.where(excused & flushes, expected, found), expected)
 
 
 def test_a_device_with_other_arithmetic_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,11 @@ class ExpertSlabs:
         self._shape = shape
         self._layout = shape.layout
         self._max_slots = max_slots
-        share_loads = int(device.info.subgroup_size >= 8)
-        self._constants = {"SELECT_DECODE": arithmetic.select_decode, "SHARE_LOADS": share_loads}
-        self._flushes = {"FLUSHES": int(arithmetic.flushes)}
+        self._constants = {
+            "SELECT_DECODE": arithmetic.select_decode,
+            "SHARE_LOADS": int(device.info.subgroup_size >= 8),
+            "FLUSHES": int(arithmetic.flushes),
+        }
         self._host = device.info.shares_memory  # slabs that the host writes straight into
         self._tracks = 1 if device.info.kind == "CPU" else TRACKS
         words = shape.max_rows * self._layout.rounds * ROUND
@@ -113,7 +115,7 @@ class ExpertSlabs:
             [self.table, self._x, *weights, buffers.act],
             (layout.act_rounds * ROUND // ROWS // GATE_UP.local_size, tracks, 1),
             layout.gate_up_push(),
-            self._constants | self._flushes,
+            self._constants,
         )
         down = self._device.pipeline(
             DOWN,

@@ -31,7 +31,7 @@ DOWN = Kernel(
     "expert_down_mxfp4",
     ("Table", "Act", "Codes", "Scales", "Y"),
     ("rounds", "tiles", "slot_stride", "down_codes", "down_scales"),
-    constants=("SELECT_DECODE", "SHARE_LOADS"),
+    constants=("SELECT_DECODE", "SHARE_LOADS", "FLUSHES"),
 )
 COPY = Kernel("copy_items", ("Place", "Source", "Slab"), ("count",))
 FILL = Kernel("fill_words", ("Place", "Source", "Slab"), (), 64)

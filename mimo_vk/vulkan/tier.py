@@ -16,7 +16,6 @@ from mimo_vk.formats import Expert
 from mimo_vk.ops import Index
 from mimo_vk.stats import Stats
 from mimo_vk.vulkan.client import DeviceClient, TierGone
-from mimo_vk.vulkan.subnormals import is_steady
 
 HALF_LIFE = 256  # forward passes
 HOTTER_BY = 1.0  # uses: what an expert must be ahead of the coldest to displace it
@@ -81,7 +80,7 @@ class Tier:
         if self.gone or self._left <= 0 or self._slot_of[layer][expert] >= 0 or not self.client.can_upload:
             return False
         slot = self._slot_for(self._scores[layer, expert])
-        if slot is None or (self.client.flushes and not is_steady(weights)):
+        if slot is None:
             return False
         self.client.upload(weights, slot)
         if slot < self.resident:

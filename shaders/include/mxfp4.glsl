@@ -9,6 +9,21 @@
 
 layout(constant_id = 0) const uint SELECT_DECODE = 0;  // 1 where unpackHalf2x16 flushes subnormal halves
 layout(constant_id = 1) const uint SHARE_LOADS = 0;    // 1 where subgroups have 8 invocations or more
+layout(constant_id = 2) const uint FLUSHES = 0;        // 1 where subnormal floats count as zero
+
+const uint LEAST_BITS = 25u << 23;  // 2^-102; see mimo_vk/vulkan/subnormals.py
+const uint NOT_A_NUMBER = 0x7FC00000u;
+
+// Whether a product with such a number may meet a subnormal one. Zero counts.
+bool too_small(float x) {
+    return (floatBitsToUint(x) & 0x7FFFFFFFu) < LEAST_BITS;
+}
+
+// Whether a word's sum, times its scale, is too small though the sum is not zero, in any of 4 lanes.
+bool any_too_small(vec4 sum, vec4 scaled) {
+    bvec4 small = lessThan(floatBitsToUint(scaled) & 0x7FFFFFFFu, uvec4(LEAST_BITS));
+    return (small.x && sum.x != 0.0) || (small.y && sum.y != 0.0) || (small.z && sum.z != 0.0) || (small.w && sum.w != 0.0);
+}
 
 // The lane quad at a place in the tree's order: its 3 bits reversed.
 uint quad_at(uint place) {
@@ -82,16 +97,19 @@ float scale_of(uint scales, int index) {
 }
 
 // Written out, as not every compiler unrolls the loop over rows.
-#define ROW(r)                                                                                         \
-    {                                                                                                  \
-        precise vec4 p = word_product(codes[code_at + 8 * r], x) * vec4(scale_of(scale, r));           \
-        acc[r] = acc[r] + p;                                                                           \
+#define ROW(r)                                                                  \
+    {                                                                           \
+        precise vec4 sum = word_product(codes[code_at + 8 * r], x);             \
+        precise vec4 scaled = sum * vec4(scale_of(scale, r));                   \
+        if (FLUSHES != 0) inexact = inexact || any_too_small(sum, scaled);      \
+        acc[r] = acc[r] + scaled;                                               \
     }
 
-// 4 rows of one matrix, from part * 4 of the tile on, times a row of x.
+// 4 rows of one matrix, from part * 4 of the tile on, times a row of x. NaN where a subnormal number may have been met.
 void multiply(uint slot, uint row, uint tile, uint part, uint codes_at, uint scales_at, out float result[4]) {
     vec4 one[4], two[4], four[4], total[4];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
     uint code_base = slot * slot_stride, scale_base = 4 * code_base;
+    bool inexact = false;
     for (uint t = 0; t < 8; t++) {
         precise vec4 acc[4];
         for (int r = 0; r < 4; r++) acc[r] = vec4(0.0);
@@ -117,6 +135,6 @@ void multiply(uint slot, uint row, uint tile, uint part, uint codes_at, uint sca
     for (int r = 0; r < 4; r++) {
         precise vec2 pair = total[r].xy + total[r].zw;
         precise float sum = pair.x + pair.y;
-        result[r] = sum;
+        result[r] = inexact ? uintBitsToFloat(NOT_A_NUMBER) : sum;
     }
 }
