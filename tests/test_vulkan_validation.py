@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from mimo_vk.vulkan.subnormals import flushes
+from tests.vulkan_device import software_device
+
 LAYER = "VK_LAYER_KHRONOS_validation"
 SETTINGS = """khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG
 khronos_validation.report_flags = error,warn
@@ -174,6 +177,8 @@ def test_a_model_runs_without_a_hazard(tiny_checkpoint: Path, project_root: Path
 def test_dense_layers_run_without_a_hazard(
     kind: str, tiny_checkpoint: Path, project_root: Path, tmp_path: Path
 ) -> None:
+    if flushes(software_device()):
+        pytest.skip("this device takes subnormal floats for zero: dense layers stay on the CPU")
     program = DENSE.replace("MODEL", str(tiny_checkpoint)).replace("KIND", kind)
     assert validated(program, project_root, tmp_path) == ""
 

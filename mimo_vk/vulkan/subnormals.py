@@ -11,6 +11,7 @@ NaN, which makes the pair's result NaN, and what is not finite the CPU computes 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,13 @@ from mimo_vk.vulkan.listing import DeviceInfo
 LEAST = np.float32(2.0**-102)  # LEAST_BITS in the shaders
 
 
-@functools.cache
 def flushes(info: DeviceInfo) -> bool:
     """Whether a device takes subnormal floats for zero: it is tried out, unless its driver promises to keep them."""
-    if info.denorm_preserve:
-        return False
+    return not info.denorm_preserve and _flushes(replace(info, free_bytes=0))  # of which the answer doesn't depend
+
+
+@functools.cache
+def _flushes(info: DeviceInfo) -> bool:
     with DeviceClient(info, TierShape(32, 32, 1, 1, 1), 0) as client:
         try:
             client.wait_ready()
