@@ -21,7 +21,7 @@ from mimo_vk.vulkan.arena import TierShape
 from mimo_vk.vulkan.client import DeviceClient, TierGone
 from mimo_vk.vulkan.messages import receive
 from tests.matrices import random_expert, random_x
-from tests.vulkan_device import reference, software_device
+from tests.vulkan_device import assert_computed, reference, software_device
 
 SHAPE = TierShape(256, 64, top_k=4, max_rows=3, staging=2)
 SLOTS = 8

@@ -47,7 +47,10 @@ def random_expert(rng: np.random.Generator, hidden: int, inner: int) -> Expert:
 
 
 def compare(info: DeviceInfo, hidden: int, inner: int) -> int:
-    """How many of the device's results have other bits than numpy's, over every expert and row."""
+    """How many of the device's results have other bits than numpy's, over every expert and row.
+
+    NaN is no difference where the device takes subnormal floats for zero: that is what it leaves to the CPU.
+    """
     rng = np.random.default_rng(hidden)
     shape = TierShape(hidden, inner, top_k=EXPERTS, max_rows=ROWS, staging=EXPERTS)
     experts = [random_expert(rng, hidden, inner) for _ in range(EXPERTS)]
@@ -66,7 +69,8 @@ def compare(info: DeviceInfo, hidden: int, inner: int) -> int:
     slots, rows = pairs[:, 0].astype(np.int32), pairs[:, 1].astype(np.int32)
     ops = ReferenceOps()
     expected = ops.expert_down(experts, slots, ops.expert_gate_up(experts, slots, rows, x))
-    return int((found.view(np.uint32) != expected.view(np.uint32)).sum())
+    left = np.isnan(found) & client.flushes
+    return int(((found.view(np.uint32) != expected.view(np.uint32)) & ~left).sum())
 
 
 def ensure_kp(file: Path | None) -> None:
