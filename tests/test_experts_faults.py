@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -25,17 +24,6 @@ from tests.expert_disk import (
     fetch,
     scattered,
 )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return contiguous(tmp_path)
-
-
-@pytest.fixture
-def cache(disk: Disk) -> Iterator[ExpertCache]:
-    with ExpertCache(disk.table, 4, readers=2) as cache:
-        yield cache
 
 
 @pytest.mark.parametrize("direct", [True, False])
