@@ -131,7 +131,7 @@ class Chat:
             else:
                 answer(line, None)
         except ContextFull as error:
-            raise ContextFull(f"{error}: /reset starts afresh") from None
+            raise ContextFull(f"{error}; /reset starts afresh" if self._talk.begun else str(error)) from None
         return True
 
     def _command(self, name: str, rest: str) -> bool:

@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replace_unwritable()
     output = sys.stdout
     if output is not None:
-        sys.stdout = Output(output)  # type: ignore[assignment]
+        sys.stdout = Output(output)
     try:
         status = edge(argv)
         if not status:
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = BROKEN_PIPE
     except OutputError as error:
         status = 1
-        report(error.strerror)
+        report(str(error.strerror))
     finally:
         sys.stdout = output
         detach_failed_output()

@@ -19,6 +19,7 @@ from mimo_vk.output import report, to_stderr
 from mimo_vk.picture_paths import naming, read_picture
 from mimo_vk.pictures import NONE, Picture, Pictures, bare, user_message
 from mimo_vk.progress import Progress
+from mimo_vk.room import advice, ways
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings, whole
@@ -123,13 +124,13 @@ def prompt_ids(engine: Engine, args: argparse.Namespace, files: list[bytes], thi
 
 
 def check_room(engine: Engine, count: int, ngen: int, pictures: Pictures = NONE) -> None:
-    """Refuse what the context can't hold, saying what it could."""
-    if count + ngen > engine.ctx:
-        raise UsageError(
-            f"{count} prompt tokens{pictures.share} and --ngen {ngen} are more than the context of {engine.ctx}: "
-            + (f"--ngen {engine.ctx - count} would fit" if count <= engine.ctx else "the prompt alone is too long")
-            + (", or a larger --ctx" if engine.ctx < engine.config.max_position_embeddings else "")
-        )
+    """Refuse what the context can't hold, saying what would make room."""
+    if count + ngen <= engine.ctx:
+        return
+    found = [f"--ngen {engine.ctx - count}"] if count < engine.ctx else []
+    found += ways(count, ngen, engine.ctx, engine.config.max_position_embeddings, pictures)
+    asked = f"{count} prompt tokens{pictures.share} and --ngen {ngen}"
+    raise UsageError(f"{asked} are more than the context of {engine.ctx}{advice(found)}")
 
 
 def read(

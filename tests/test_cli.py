@@ -297,7 +297,7 @@ def test_chat_puts_the_template_around(project_root: Path, tiny_checkpoint: Path
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--ids", IDS, "--ngen", "58"], "--ngen 57 would fit"),
+        (["--ids", IDS, "--ngen", "58"], ": --ngen 57 or --ctx 1024 would make room"),
         (["--ids", "1 99999999"], "99999999"),
         (["--prompt", ""], "empty"),
     ],

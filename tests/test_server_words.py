@@ -99,6 +99,7 @@ def test_a_completion_s_faults(body: Any, said: str) -> None:
         (b" \n", "the body is empty: expected JSON"),
         (b'{"a":\n [1,}', "the body is not valid JSON: expecting value at line 2, column 5"),
         (b'{"a": NaN}', "the body is not valid JSON: NaN is not a JSON number"),
+        (b"9" * 5000, "the body is not valid JSON: a number has too many digits"),
         (b'"\xff"', "the body is not UTF-8: byte 1 is wrong"),
     ],
 )

@@ -50,7 +50,8 @@ def json_fault(error: ValueError, data: bytes) -> str:
     if isinstance(error, json.JSONDecodeError):
         what = error.msg[:1].lower() + error.msg[1:]
         return f"the body is not valid JSON: {what} at line {error.lineno}, column {error.colno}"
-    return f"the body is not valid JSON: {error}"
+    words = "a number has too many digits" if "digits" in str(error) else str(error)  # Python's own are about Python
+    return f"the body is not valid JSON: {words}"
 
 
 def _refuse(name: str) -> NoReturn:
