@@ -137,6 +137,10 @@ class Remote:
             self.close()
             raise
 
+    @property
+    def begun(self) -> bool:
+        return bool(self.messages)
+
     def banner(self) -> str:
         return f"mimo-vk {__version__}: {self._model} at {self._client.url}"
 

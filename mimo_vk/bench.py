@@ -74,7 +74,12 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
 def measure(
     engine: Engine, progress: Callable[[str, int, int], None], show: Callable[[str], None], repeat: int
 ) -> Report:
-    """Everything the bench reports, as plain numbers: seconds, bytes, tokens. ``show`` gets the lines of the table."""
+    """Everything the bench reports, as plain numbers: seconds, bytes, tokens. ``show`` gets the lines of the table.
+
+    Errors: UsageError for a context in which nothing can be decoded.
+    """
+    if engine.ctx < 2:
+        raise UsageError(f"bench: a context of 2 tokens or more is needed, found {engine.ctx} (--ctx)")
     bench = _Bench(engine, repeat)
     todo = [partial(bench.prefill, n, cold) for n in bench.prompts for cold in (True, False)]
     todo += [partial(bench.decode, cold) for cold in (True, False)]

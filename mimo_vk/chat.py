@@ -17,6 +17,7 @@ from mimo_vk.conversation import ContextFull
 from mimo_vk.decide import read_options
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError, UsageError
+from mimo_vk.output import report
 from mimo_vk.picture_paths import naming, read_picture, split_line
 from mimo_vk.progress import Progress
 from mimo_vk.settings import Settings
@@ -52,9 +53,9 @@ def main(settings: Settings, args: argparse.Namespace) -> int:
     with Progress() as progress, Engine.open(settings, progress) as engine:
         progress.clear()
         for notice in engine.notices:
-            print(f"mimo-vk: {notice}", file=sys.stderr)
+            report(notice)
         for warning in engine.warnings:
-            print(f"mimo-vk: warning: {warning}", file=sys.stderr)
+            report(f"warning: {warning}")
         return run(Local(engine, settings), settings)
 
 
@@ -99,7 +100,7 @@ class Chat:
                 self._screen.note("Ctrl-C again or Ctrl-D leaves")
             except MimoError as error:
                 self._screen.end_line()
-                print(f"mimo-vk: {error}", file=sys.stderr, flush=True)
+                report(str(error))
 
     def answer_lines(self) -> int:
         """Answer each line of a pipe or file."""
@@ -110,7 +111,7 @@ class Chat:
                     break
             except MimoError as error:
                 self._screen.end_line()
-                print(f"mimo-vk: {error}", file=sys.stderr, flush=True)
+                report(str(error))
                 status = error.exit_code
         return status
 
@@ -130,7 +131,7 @@ class Chat:
             else:
                 answer(line, None)
         except ContextFull as error:
-            raise ContextFull(f"{error}: /reset starts afresh") from None
+            raise ContextFull(f"{error}; /reset starts afresh" if self._talk.begun else str(error)) from None
         return True
 
     def _command(self, name: str, rest: str) -> bool:

@@ -265,6 +265,9 @@ class _Opening:
         unsized = False
         for shard, path, line in self.lost:
             names = [name for name, file in where.items() if file == shard]
+            if not names:  # one file holds the whole model, and no index says what
+                self.faults.append(f"{path}: {line}")
+                continue
             alike = [sizes.get(_NUMBER.sub("N", name), set()) for name in names]
             if all(len(found) == 1 for found in alike):
                 line += f": {sum(map(sum, alike))} bytes missing"

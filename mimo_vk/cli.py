@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mimo_vk import __version__
 from mimo_vk.errors import MimoError, UsageError
+from mimo_vk.output import Output, OutputError, report
 from mimo_vk.settings import SHARED, resolve
 
 COMMANDS = {
@@ -28,14 +31,37 @@ COMMANDS = {
     "bench": "how fast prompts are read and tokens come, and where the time goes",
 }
 INTERRUPTED = 130  # 128 + SIGINT
+WORDS = (  # argparse's messages, and ours
+    (r"^argument (--[\w-]+): expected one argument$", r"\1: a value is missing (one that begins with - as \1=-...)"),
+    (r"^argument (--[\w-]+): ignored explicit argument .*$", r"\1: takes no value"),
+    (r"^argument (--[\w-]+): not allowed with argument (.*)$", r"\1 and \2: only one of them can be meant"),
+    (r"^argument COMMAND: invalid choice: (\S+).*$", rf"\1 is no command: expected {', '.join(COMMANDS)}"),
+    (r"^the following arguments are required: COMMAND$", f"expected a command: {', '.join(COMMANDS)}"),
+)
 BROKEN_PIPE = 141  # 128 + SIGPIPE: what a Unix filter ends with when its reader has gone
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a bad call is one line and no usage text."""
+    """argparse, but a bad call is one line and no usage text, which names what is unknown."""
 
     def error(self, message: str) -> NoReturn:
+        for pattern, said in WORDS:
+            message = re.sub(pattern, said, message)
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command doesn't know is its own error: argparse would pass it on to the parser above."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(self._unknown(rest[0].partition("=")[0]))
+        return found, rest
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected {word!r}: whatever is said to this command stands behind a flag"
+        known = [flag.removeprefix("--") for flag in self._option_string_actions]
+        close = difflib.get_close_matches(word.lstrip("-"), known, n=1)
+        return f"unknown flag {word}" + (f"; --{close[0]} was meant?" if close else "")
 
 
 def build_parser() -> Parser:
@@ -61,7 +87,7 @@ def build_parser() -> Parser:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """What only ``run`` takes."""
-    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt = parser.add_argument_group("the prompt, one of these").add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt as it is; special tokens written in it count")
     prompt.add_argument("--ids", metavar='"1 2 3"', help="the prompt as token ids; no tokenizer is needed")
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, put into the chat template")
@@ -118,27 +144,44 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for a bad call or a bad checkpoint, 1 for the rest."""
+    replace_unwritable()
+    output = sys.stdout
+    if output is not None:
+        sys.stdout = Output(output)
     try:
         status = edge(argv)
         if not status:
             flush()
     except BrokenPipeError:
         status = BROKEN_PIPE
-    except OSError as error:  # the last of the output did not fit
+    except OutputError as error:
         status = 1
-        report(f"standard output: {error.strerror}")
+        report(str(error.strerror))
     finally:
+        sys.stdout = output
         detach_failed_output()
     return status
 
 
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The call's flags. UsageError for one that can't be read; SystemExit after --help and --version."""
+    parser = build_parser()
+    given = sys.argv[1:] if argv is None else list(argv)
+    for word in given:
+        if not word.startswith("-"):
+            break
+        if word not in ("-h", "--help", "--version"):
+            parser.error(f"{word.partition('=')[0]} before the command: flags stand behind it")
+    return parser.parse_args(given)
+
+
 def edge(argv: Sequence[str] | None) -> int:
-    """Dispatch, with every error but a closed pipe turned into lines and a status."""
+    """Dispatch, with every error but standard output's own turned into lines and a status."""
     debug = False
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = interrupt_again
     try:
-        args = build_parser().parse_args(argv)
+        args = parse(argv)
         settings, warnings = resolve(vars(args))
         debug = settings.log_level == "debug"
         start_log(settings.log_level)
@@ -150,7 +193,7 @@ def edge(argv: Sequence[str] | None) -> int:
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputError):
         raise
     except MimoError as error:
         if debug:
@@ -179,13 +222,6 @@ def interrupt_again(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
-def report(text: str) -> None:
-    """Each line of the text to standard error, with the program's name; a standard error that's gone is no error."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in text.splitlines():
-            print(f"mimo-vk: {line}", file=sys.stderr, flush=True)
-
-
 class LineHandler(logging.Handler):
     """Log records as lines of the program's own, on whatever standard error is at the time."""
 
@@ -194,7 +230,7 @@ class LineHandler(logging.Handler):
 
 
 def start_log(level: str) -> None:
-    """Log to standard error from ``level`` on; text that a terminal's encoding lacks is replaced rather than fatal."""
+    """Log to standard error from ``level`` on."""
     root = logging.getLogger()
     if not any(isinstance(handler, LineHandler) for handler in root.handlers):
         handler = LineHandler()
@@ -202,6 +238,10 @@ def start_log(level: str) -> None:
         root.addHandler(handler)
     for name in ("mimo_vk", "cpu_fallback"):
         logging.getLogger(name).setLevel(level.upper())
+
+
+def replace_unwritable() -> None:
+    """Text that a terminal's encoding lacks is replaced rather than fatal."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -254,7 +254,7 @@ def load_generation_config(path: Path) -> GenerationConfig:
     faults: list[str] = []
     f = Fields(str(path), read_json(path), faults)
     generation = GenerationConfig(
-        temperature=f.number("temperature", -1e-30, 100.0) if f.raw.get("temperature") is not None else 1.0,
+        temperature=f.number("temperature", 0.0, 100.0, low_too=True) if f.raw.get("temperature") is not None else 1.0,
         top_p=f.number("top_p", 0.0, 1.0) if f.raw.get("top_p") is not None else 1.0,
         eos_token_ids=f.token_ids("eos_token_id", 2**31) if f.raw.get("eos_token_id") is not None else None,
     )

@@ -54,14 +54,16 @@ class Fields:
         self.fault(key, f"an integer of {minimum} or more (under 2^31)")
         return minimum
 
-    def number(self, key: str, low: float, high: float, null: float | None = None) -> float:
-        """A number with low < value <= high; JSON's null reads as ``null`` where that is given."""
+    def number(self, key: str, low: float, high: float, null: float | None = None, *, low_too: bool = False) -> float:
+        """A number with low < value <= high (``low_too``: or low itself); null reads as ``null`` where that's given."""
         value = self.take(key)
         if value is None and null is not None and key in self.raw:
             return null
-        if type(value) in (int, float) and low < value <= high:  # false for NaN
+        if type(value) in (int, float) and (low < value <= high or (low_too and value == low)):  # false for NaN
             return float(value)
-        bounds = f"a number above {low:g}" + (f", at most {high:g}" if high < NO_LIMIT else "")
+        bounds = f"a number {'from' if low_too else 'above'} {low:g}" + (
+            f", at most {high:g}" if high < NO_LIMIT else ""
+        )
         self.fault(key, bounds + (" or null" if null is not None else ""))
         return high if high < NO_LIMIT else 1.0
 

@@ -13,6 +13,7 @@ from mimo_vk.chat_format import ChatTemplate
 from mimo_vk.errors import Cancelled, CheckpointError, MimoError, UsageError
 from mimo_vk.formats import F32
 from mimo_vk.pictures import NONE, Picture, Pictures, PictureTools, bare, user_message
+from mimo_vk.room import ANSWER, advice, ways
 from mimo_vk.sampling import Sampler
 from mimo_vk.stream import TAGS, AnswerParser, Event, FinishReason
 from mimo_vk.tokenizer import Tokenizer
@@ -141,7 +142,7 @@ class Answer:
 class Conversation:
     """A chat's turns on one session. ``ask`` yields an answer's events and keeps it; ``answer`` is the last one.
 
-    picture_tools: called once there is a picture, and may raise.
+    picture_tools: called once there is a picture, and may raise. longest: the context that the checkpoint allows.
     """
 
     def __init__(
@@ -154,12 +155,13 @@ class Conversation:
         stop_ids: frozenset[int],
         sampler: Sampler,
         picture_tools: Callable[[], PictureTools],
+        longest: int | None = None,
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.answer: Answer | None = None
         self._session, self._tokenizer, self._template = session, tokenizer, template
         self._ctx, self._stop_ids, self._sampler = ctx, stop_ids, sampler
-        self._picture_tools = picture_tools
+        self._picture_tools, self._longest = picture_tools, longest
         self._ids: list[int] = []  # all turns as they were read and generated, up to the last answer's last id
         self._pictures = NONE  # among them
 
@@ -197,6 +199,7 @@ class Conversation:
         if len(prompt) >= self._ctx:
             raise ContextFull(
                 f"the conversation has {len(prompt)} tokens{placed.share}, and the context holds {self._ctx}"
+                + advice(ways(len(prompt), ANSWER, self._ctx, self._longest, placed))
             )
         answer = self.answer = Answer(
             self._session,

@@ -9,6 +9,7 @@ from typing import Any
 from mimo_vk.conversation import Cancel, ContextFull, Conversation, Progress, text_tools
 from mimo_vk.errors import UsageError
 from mimo_vk.pictures import user_message
+from mimo_vk.room import advice, ways
 from mimo_vk.systemone import common_prefix, end_of_turn, entropy, normalised, options_ids, question_text
 from mimo_vk.systemone_request import MAX_OPTIONS, Option, Question
 
@@ -92,6 +93,7 @@ def decide(
     if longest > engine.ctx:
         raise ContextFull(
             f"the question and its answers need {longest} tokens{placed.share}, and the context holds {engine.ctx}"
+            + advice(ways(longest, 0, engine.ctx, engine.config.max_position_embeddings, placed))
         )
     before = engine.stats.prefill_tokens
     held = [] if placed else common_prefix([conversation.ids, ids])

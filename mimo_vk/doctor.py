@@ -7,7 +7,7 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,6 @@ from mimo_vk.settings import GB, Settings, validation_requested
 if TYPE_CHECKING:
     from mimo_vk.config import Config
     from mimo_vk.vulkan.listing import DeviceInfo
-
-if TYPE_CHECKING:
-    from mimo_vk.config import Config
 
 SHOWN_PROBLEMS = 20
 ENOUGH = 64_000_000  # bytes that a disk's speed can be judged by
@@ -257,17 +254,35 @@ def check_placement(config: Config, settings: Settings) -> Iterator[Finding]:
 
 
 def check_text_files(model: Path) -> Iterator[Finding]:
-    """The files that only text needs: without them token ids can still be run."""
+    """The files that only text needs: without one token ids can still be run, with a broken one nothing starts."""
+    from mimo_vk.chat_format import ChatTemplate
+    from mimo_vk.config import load_generation_config
+    from mimo_vk.tokenizer import Tokenizer
+
     if not model.is_dir():
         return
     if not (model / "tokenizer.json").exists():
         yield Finding("tokenizer", False, f"{model / 'tokenizer.json'} is missing: only run --ids works")
+    else:
+        yield from check_loading("tokenizer", lambda: Tokenizer.load(model))
     if not (model / "generation_config.json").exists():
         yield Finding(
             "generation", False, f"{model / 'generation_config.json'} is missing: config.json's stop ids are used"
         )
-    if not any((model / name).exists() for name in ("chat_template.jinja", "tokenizer_config.json")):
-        yield Finding("chat template", False, f"{model / 'chat_template.jinja'} is missing: chat is not possible")
+    yield from check_loading("generation", lambda: load_generation_config(model))
+    if (model / "chat_template.jinja").exists():
+        yield from check_loading("chat template", lambda: ChatTemplate.load(model))
+    else:
+        yield from check_loading("chat template", lambda: ChatTemplate.load(model), "chat is not possible")
+
+
+def check_loading(name: str, load: Callable[[], object], without: str = "") -> Iterator[Finding]:
+    """What keeps a file from being used. ``without``: what then doesn't work; "" where nothing does."""
+    try:
+        load()
+    except CheckpointError as error:
+        for problem in error.problems:
+            yield Finding(name, False, f"{problem}: {without}" if without else problem, broken=not without)
 
 
 def check_pictures(model: Path, config: Config, settings: Settings) -> Iterator[Finding]:

@@ -62,22 +62,23 @@ class Engine:
         device_plan, line = plan_device(settings, self.config, self.ctx, self.chunk)
         self.notices = [line] if line else []  # about the device, for the user
         self.plan: Plan = plan_for(checkpoint, self.config, settings, device_plan.ram_bytes if device_plan else 0)
+        self.tokenizer, self.template = _text_tools(self.model_dir)
         with ExitStack() as undo:  # the device process starts while the weights load
             client = undo.enter_context(device_plan.start()) if device_plan else None
             weights = load_weights(checkpoint, self.config, settings.dense_bits, progress, settings.threads)
             on_device = OnDevice()
             if client is not None and device_plan is not None:
                 on_device = open_device(client, device_plan, weights, settings.tier_rate, self.notices, progress)
-            undo.pop_all()
-        self.tier, self.dense = on_device.tier, on_device.dense
+            self.tier, self.dense = on_device.tier, on_device.dense
+            with ticking(progress, "loading the kernels (the first start compiles them)"):
+                self._ops = make_ops(settings.backend, settings.threads)
+                warm_up(self._ops, self.config)
+            readers, direct = settings.read_threads, settings.direct
+            self.cache = undo.enter_context(ExpertCache(weights.experts, self.plan.cap, readers=readers, direct=direct))
+            self._open = undo.pop_all()
         if self.dense is not None:
             self.chunk = min(self.chunk, self.dense.max_rows)
-        self.tokenizer, self.template = _text_tools(self.model_dir)
-        with ticking(progress, "loading the kernels (the first start compiles them)"):
-            self._ops = make_ops(settings.backend, settings.threads)
-            warm_up(self._ops, self.config)
         timed = cast(Ops, TimedOps(self._ops, self.stats))
-        self.cache = ExpertCache(weights.experts, self.plan.cap, readers=settings.read_threads, direct=settings.direct)
         experts = TieredExperts(timed, self.cache, self.tier) if self.tier else CachedExperts(timed, self.cache)
         self.model = self._model(weights, timed, experts)
         self._head = self._model(weights, self._ops, experts)
@@ -173,10 +174,7 @@ class Engine:
 
     def close(self) -> None:
         """End the device process and the readers, and let go of the cache's memory."""
-        for part in (self.tier, self.dense):
-            if part is not None:
-                part.close()
-        self.cache.close()
+        self._open.close()
 
     def __enter__(self) -> Engine:
         return self

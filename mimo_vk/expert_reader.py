@@ -40,23 +40,18 @@ class ReaderPool:
 
     def __init__(self, count: int, direct: bool) -> None:
         self.files = Files(direct)
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.queue: SimpleQueue[Job | None] = SimpleQueue()  # of pieces to read, in order; None ends a thread
         self._threads = [
-            threading.Thread(target=_work, args=(self._jobs, self.files), name=f"reader-{i}", daemon=True)
+            threading.Thread(target=_work, args=(self.queue, self.files), name=f"reader-{i}", daemon=True)
             for i in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, read: ExpertRead) -> None:
-        """Queue the pieces of an expert; the ones submitted first are read first."""
-        for job in read.jobs():
-            self._jobs.put(job)
-
     def close(self) -> None:
         """Wait for the queued jobs, end the threads, close the files."""
         for _ in self._threads:
-            self._jobs.put(None)
+            self.queue.put(None)
         for thread in self._threads:
             thread.join()
         self.files.close()
@@ -70,6 +65,7 @@ class ExpertRead:
         self.expert: Expert | None = None  # when it has arrived
         self.error: BaseException | None = None  # the first error of its pieces
         self.cancelled = False  # pieces that have not begun are skipped
+        self.ended = False  # nothing is written to the slot any more
         self._name = name
         self._location = location
         self._slot = slot
@@ -80,21 +76,21 @@ class ExpertRead:
         self._left = 0
         self._lock = threading.Lock()
 
-    def jobs(self) -> list[_Job]:
+    def jobs(self) -> list[Job]:
         """The pieces to read. To be called once, before the first of them runs."""
         parts = self._location.parts
         if self._location.contiguous:
             pieces = _pieces(parts[0].offset, self.nbytes)
-            jobs = [_Job(self, parts, offset, length, at, False) for offset, length, at in pieces]
+            jobs = [Job(self, parts, offset, length, at, False) for offset, length, at in pieces]
         else:
             jobs = [
-                _Job(self, (part,), part.offset, part.nbytes, start, True)
+                Job(self, (part,), part.offset, part.nbytes, start, True)
                 for part, start in zip(parts, self._starts, strict=True)
             ]
         self._left = len(jobs)
         return jobs
 
-    def run(self, job: _Job, files: Files, scratch: _Scratch) -> None:
+    def run(self, job: Job, files: Files, scratch: _Scratch) -> None:
         """Do one piece, on a reader thread; what goes wrong is kept for ``result``."""
         try:
             if self.cancelled or self.error is not None:
@@ -110,6 +106,7 @@ class ExpertRead:
             is_last = self._left == 0
         if is_last:
             self._finish()
+            self.ended = True
             self._done.put(self)
 
     def _finish(self) -> None:
@@ -128,7 +125,7 @@ class ExpertRead:
         return self.expert
 
 
-class _Job:
+class Job:
     """A range of a file to be read to a place in a slot: straight where both are aligned, else through scratch."""
 
     __slots__ = ("_at", "_length", "_offset", "_packed", "_parts", "_read")
@@ -177,7 +174,7 @@ class _Scratch:
         return self._memory
 
 
-def _work(jobs: SimpleQueue[_Job | None], files: Files) -> None:
+def _work(jobs: SimpleQueue[Job | None], files: Files) -> None:
     scratch = _Scratch()
     while (job := jobs.get()) is not None:
         job.run(files, scratch)

@@ -6,7 +6,7 @@ An expert lies in its slot as in the file. Nothing leased is ever evicted. A fai
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from mimo_vk.direct_io import allocate
-from mimo_vk.expert_reader import ExpertRead, ReaderPool, expert_bytes, slot_bytes
+from mimo_vk.expert_reader import ExpertRead, Job, ReaderPool, expert_bytes, slot_bytes
 from mimo_vk.expert_table import ExpertLocation
 from mimo_vk.formats import U8, Expert
 
@@ -134,7 +134,12 @@ class _Layer:
 
     def clear(self) -> None:
         self.entries.clear()
-        self.free = list(reversed(self._slots))
+        self.reclaim()
+
+    def reclaim(self) -> None:
+        """Every slot that no expert sits in is free."""
+        taken = {slot for slot, _ in self.entries.values()}
+        self.free = [slot for slot in reversed(self._slots) if slot not in taken]
 
     def take_slot(self) -> int:
         """A free slot, or the least recently used expert's. What is leased was used last, so it stays."""
@@ -171,24 +176,31 @@ class Lease:
             else:
                 entries.move_to_end(expert)
                 hits.append(entry[1])
-        cache._leased = True
-        cache.stats.hits += len(hits)
-        if not misses:
-            return iter((hits,))
-        cache.stats.misses += len(misses)
-        self._start(misses)
+        try:
+            cache._leased = True
+            cache.stats.hits += len(hits)
+            if not misses:
+                return iter((hits,))
+            cache.stats.misses += len(misses)
+            self._start(misses)
+        except BaseException:  # Ctrl-C, before the caller's ``with`` is entered
+            self._end()
+            self._layer.reclaim()  # one may have been taken for a read that doesn't know of it yet
+            raise
         return self._batches(hits)
 
     def _start(self, misses: list[int]) -> None:
         cache, layer = self._cache, self._layer
+        jobs: list[Job] = []
         for expert in misses:
             slot = layer.take_slot()
             name = f"expert {expert} of layer {layer.index}"
             read = ExpertRead(name, layer.locations[expert], cache._pool.slot(slot), self._done)
             self._reads[read] = expert, slot
+            jobs += read.jobs()
+        queued = map(cache._readers.queue.put, jobs)
         self._open = len(self._reads)
-        for read in self._reads:
-            cache._readers.submit(read)
+        deque(queued, maxlen=0)  # puts them all in one call, which no Ctrl-C can cut in two
 
     def _batches(self, hits: Batch) -> Iterator[Batch]:
         if hits:
@@ -211,20 +223,36 @@ class Lease:
         return reads
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Wait for the reads that have begun, and settle who stays."""
         interrupt: KeyboardInterrupt | None = None
         for read in self._reads:
             read.cancelled = True
-        while self._open:
-            try:
-                self._arrived()
-            except KeyboardInterrupt as again:  # a slot that a reader still writes to can't be given back
-                interrupt = again
+        if self._open:
+            interrupt = self._wait_for_all()
         for read, (expert, slot) in self._reads.items():
             self._settle(read, expert, slot)
         self._reads.clear()
         self._cache._leased = False
         if interrupt is not None:
             raise interrupt
+
+    def _wait_for_all(self) -> KeyboardInterrupt | None:
+        """Wait until no reader writes to a slot any more, as one that is written to can't be given back.
+
+        By the reads themselves and not by their number: a Ctrl-C may have lost one that came off the queue.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        begin = perf_counter()
+        while not all(read.ended for read in self._reads):
+            try:
+                self._done.get()
+            except KeyboardInterrupt as again:
+                interrupt = again
+        self._cache.stats.wait_seconds += perf_counter() - begin
+        return interrupt
 
     def _settle(self, read: ExpertRead, expert: int, slot: int) -> None:
         """What arrived stays, whether or not the caller took it; the slot of what did not is free again."""

@@ -57,8 +57,8 @@ class Pictures:
 
     @property
     def share(self) -> str:
-        """For whoever has no room for a prompt: what the pictures take of it, and what to do about that."""
-        return f" ({len(self.positions)} for pictures; MIMO_MAX_IMAGE_TOKENS bounds each one)" if self else ""
+        """For whoever has no room for a prompt: what the pictures take of it."""
+        return f" ({len(self.positions)} for pictures)" if self else ""
 
     def __add__(self, more: Pictures) -> Pictures:
         return Pictures(self.items + more.items, self.positions + more.positions)

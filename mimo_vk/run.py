@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,11 @@ from mimo_vk.engine import Engine
 from mimo_vk.errors import ImageError, UsageError
 from mimo_vk.formats import F32
 from mimo_vk.npy import NpyFile
+from mimo_vk.output import report, to_stderr
 from mimo_vk.picture_paths import naming, read_picture
 from mimo_vk.pictures import NONE, Picture, Pictures, bare, user_message
 from mimo_vk.progress import Progress
+from mimo_vk.room import advice, ways
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
 from mimo_vk.settings import Settings, whole
@@ -39,14 +40,17 @@ class RawAnswer:
 
 def main(settings: Settings, args: argparse.Namespace) -> int:
     """Run one prompt. Errors: UsageError before anything is loaded where the call alone shows it."""
+    if args.prompt is None and args.ids is None and args.chat is None:
+        raise UsageError("a prompt is needed: --chat, --prompt or --ids (see mimo-vk run --help)")
     ngen = read_ngen(args.ngen)
     given = None if args.ids is None else read_ids(args.ids)
     files = [(path, read_picture(path)) for path in map(Path, args.image or ())]
     with NpyFile(args.dump_logits) as dump, Progress() as progress, Engine.open(settings, progress) as engine:
+        progress.clear()
         for notice in engine.notices:
-            print(f"mimo-vk: {notice}", file=sys.stderr)
+            report(notice)
         for warning in engine.warnings:
-            print(f"mimo-vk: warning: {warning}", file=sys.stderr)
+            report(f"warning: {warning}")
         ids, pictures = read_prompt(engine, args, given, files, settings.think)
         check_room(engine, len(ids), ngen, pictures)
         session = engine.session()
@@ -120,13 +124,13 @@ def prompt_ids(engine: Engine, args: argparse.Namespace, files: list[bytes], thi
 
 
 def check_room(engine: Engine, count: int, ngen: int, pictures: Pictures = NONE) -> None:
-    """Refuse what the context can't hold, saying what it could."""
-    if count + ngen > engine.ctx:
-        raise UsageError(
-            f"{count} prompt tokens{pictures.share} and --ngen {ngen} are more than the context of {engine.ctx}: "
-            + (f"--ngen {engine.ctx - count} would fit" if count <= engine.ctx else "the prompt alone is too long")
-            + (", or a larger --ctx" if engine.ctx < engine.config.max_position_embeddings else "")
-        )
+    """Refuse what the context can't hold, saying what would make room."""
+    if count + ngen <= engine.ctx:
+        return
+    found = [f"--ngen {engine.ctx - count}"] if count < engine.ctx else []
+    found += ways(count, ngen, engine.ctx, engine.config.max_position_embeddings, pictures)
+    asked = f"{count} prompt tokens{pictures.share} and --ngen {ngen}"
+    raise UsageError(f"{asked} are more than the context of {engine.ctx}{advice(found)}")
 
 
 def read(
@@ -136,8 +140,9 @@ def read(
 
     def watch(what: str) -> Callable[[int, int], None]:
         def shown(done: int, total: int) -> None:
-            progress(what, done, total)
-            if done == total:
+            if done < total:
+                progress(what, done, total)
+            else:
                 progress.clear()
 
         return shown
@@ -206,7 +211,10 @@ class Printer:
 
     def _write(self, name: str, text: str) -> None:
         if text:
-            print(text, end="", flush=True, file=getattr(sys, name))
+            if name == "stderr":
+                to_stderr(text)
+            else:
+                print(text, end="", flush=True)
             self._open[name] = not text.endswith("\n")
 
     def _end(self, name: str) -> None:

@@ -22,7 +22,10 @@ OTHER = ("embed", "rms_norm", "add", "split_qkv", "rope", "route")
 
 @dataclass
 class Stats:
-    """Counters of one engine since it was opened. Seconds are wall time; ``parts`` lie inside prefill and decode."""
+    """Counters of one engine since it was opened. Seconds are wall time.
+
+    ``parts`` lie inside prefill and decode, but for that of pictures.
+    """
 
     load_seconds: float = 0.0
     prefill_tokens: int = 0

@@ -17,6 +17,7 @@ from mimo_vk.conversation import text_tools
 from mimo_vk.errors import CheckpointError
 from mimo_vk.formats import F32
 from mimo_vk.pictures import NONE, Pictures
+from mimo_vk.room import advice, ways
 from mimo_vk.sampling import F64
 from mimo_vk.session import Cancel, Progress
 from mimo_vk.systemone_pictures import NO_PICTURES, Inlay
@@ -177,6 +178,7 @@ def check_room(questions: Mapping[str, Asked], ctx: int) -> None:
         if len(asked.ids) + longest > ctx:
             count = f"{len(asked.ids)} prompt tokens{asked.pictures.share}"
             msg = f"{count} and an option of {longest} are more than the context of {ctx}"
+            msg += advice(ways(len(asked.ids), longest, ctx, None, asked.pictures))
             faults.append(Fault(("body", "questions", name), msg, "context_length_exceeded"))
     if faults:
         raise InvalidRequest(faults)

@@ -19,6 +19,10 @@ class Talk(Protocol):
     @property
     def finish_reason(self) -> str: ...
 
+    @property
+    def begun(self) -> bool:
+        """Whether there are turns to forget."""
+
     def banner(self) -> str:
         """Who answers, on one line."""
 
@@ -71,12 +75,17 @@ class Local:
             stop_ids=engine.stop_ids,
             sampler=Sampler(temperature, top_p, settings.seed),
             picture_tools=lambda: engine.picture_tools,
+            longest=engine.config.max_position_embeddings,
         )
 
     @property
     def finish_reason(self) -> str:
         answer = self.conversation.answer
         return answer.finish_reason if answer is not None else ""
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.conversation.messages)
 
     def banner(self) -> str:
         engine = self._engine

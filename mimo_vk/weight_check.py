@@ -45,7 +45,7 @@ def describe(tensor: Checked, index: int) -> str:
     """One line: file, tensor, place, and what stands there."""
     array = tensor.array
     place = np.unravel_index(index, array.shape)
-    at = f"row {place[0]}, column {place[1]}" if len(place) == 2 else f"element {place[0]}"
+    at = f"row {place[0]}, column {place[1]}" if len(place) == 2 else "element " + ", ".join(map(str, place))
     value = array[place]
     if array.dtype == np.float32:
         return f"{tensor.where}: {at}: expected a finite number, found {value}"

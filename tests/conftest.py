@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mimo_vk.experts import ExpertCache
 from mimo_vk.vulkan.subnormals import flushes
+from tests.expert_disk import Disk, contiguous
 from tests.live_server import LiveServer, serving
 from tests.vulkan_device import software_device
 from tools.make_checkpoint import make
@@ -57,3 +59,16 @@ def echo_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
     """A server that answers with the last user message. Shared: a test leaves it idle."""
     with serving(tiny_checkpoint, "--ctx", "2048", program="tests.echo_model") as server:
         yield server
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """Experts of two layers, back to back in a file each."""
+    return contiguous(tmp_path)
+
+
+@pytest.fixture
+def cache(disk: Disk) -> Iterator[ExpertCache]:
+    """Room for four experts of each of those layers."""
+    with ExpertCache(disk.table, 4, readers=2) as cache:
+        yield cache

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,7 @@ class FakeEngine:
         self.tokenizer = small_tokenizer()
         self.template = ChatTemplate(template or TEMPLATE.read_text(encoding="utf-8"), "template")
         self.generation = GenerationConfig(temperature=1.0, top_p=1.0, eos_token_ids=None)
+        self.config = SimpleNamespace(max_position_embeddings=4096)
         self.stop_ids = frozenset({self.tokenizer.control["<|im_end|>"].id})
         self.model_dir, self.model_name, self.backend = Path("fake"), "fake", "script"
         self.picture_tools = PICTURE_TOOLS

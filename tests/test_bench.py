@@ -66,6 +66,14 @@ def test_arrays_are_found_at_any_depth() -> None:
     assert arrays_of(3) == arrays_of(None) == []
 
 
+def test_a_context_in_which_nothing_can_be_decoded_is_refused(tiny_checkpoint: Path) -> None:
+    with (
+        open_engine(tiny_checkpoint, backend="numpy", ctx=1) as engine,
+        pytest.raises(UsageError, match=r"2 tokens.*1"),
+    ):
+        bench.measure(engine, lambda what, done, total: None, print, 1)
+
+
 def test_every_phase_is_measured_and_its_parts_add_up(engine: Engine, tiny_checkpoint: Path) -> None:
     shown: list[str] = []
     report = bench.measure(engine, lambda what, done, total: None, shown.append, 1)

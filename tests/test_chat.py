@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,15 @@ def test_a_failed_line_is_reported_and_the_rest_is_answered() -> None:
 def test_a_full_context_is_one_line() -> None:
     done = piped(b"1\n2\n/reset\n3\n", "word " * 400, "fresh")
     assert done.stdout.decode().splitlines()[1:] == ["forgotten", "fresh"]
-    assert done.stderr.count(b"\n") == 1 and b"/reset" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert done.stderr.endswith(b", and the context holds 400: --ctx 1024 would make room; /reset starts afresh\n")
     assert done.returncode == 2
+
+
+def test_a_first_line_that_is_too_long_has_nothing_to_reset() -> None:
+    done = piped(b"word " * 400 + b"\n", "never")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert re.search(rb", and the context holds 400: --ctx \d+ would make room\n$", done.stderr)
 
 
 def test_a_bad_flag_is_one_line() -> None:

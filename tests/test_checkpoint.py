@@ -176,6 +176,12 @@ def test_all_bad_files_are_told_at_once_with_their_bytes(tmp_path: Path):
     assert len(lines) == 5
 
 
+def test_an_empty_file_that_is_the_whole_model(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (line,) = problems(tmp_path)
+    assert line.endswith("model.safetensors: empty: found 0 bytes, expected a safetensors header and data")
+
+
 def test_a_missing_file_unlike_the_others_is_sized_by_the_index(tmp_path: Path):
     """total_size 233: b holds 4 bytes, c is short of its 200, and a's 29 bytes are like nothing else."""
     write_sharded(tmp_path, {"a": A, "b": B, "c": {"c.x": ("U8", (200,), bytes_of(200))}})

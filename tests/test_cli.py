@@ -106,16 +106,22 @@ def test_unknown_variables_are_warned_about(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        ([], "COMMAND"),
-        (["fly"], "fly"),
+        ([], "expected a command: chat, run, serve"),
+        (["fly"], "'fly' is no command: expected chat, run, serve"),
         (["run"], "--prompt"),
-        (["run", "--ids", "1", "--prompt", "x"], "--prompt"),
+        (["run", "--ids", "1", "--prompt", "x"], "--prompt and --ids: only one of them can be meant"),
         (["run", "--ids", "1 two"], "--ids"),
         (["run", "--ids", "-1"], "--ids"),
         (["run", "--ids", " "], "--ids"),
         (["run", "--ids", "1", "--ngen", "-1"], "--ngen"),
         (["run", "--ids", "1", "--ngen", "x"], "--ngen"),
-        (["run", "--ids", "1", "--pro"], "--pro"),
+        (["run", "--ids", "1", "--pro"], "unknown flag --pro; --prompt was meant? (see mimo-vk run --help)"),
+        (["run", "--chta", "hello"], "unknown flag --chta; --chat was meant?"),
+        (["run", "--nope=3"], "unknown flag --nope (see mimo-vk run --help)"),
+        (["run", "hello"], "unexpected 'hello'"),
+        (["run", "--chat"], "--chat: a value is missing"),
+        (["chat", "--think=1"], "--think: takes no value"),
+        (["--model", "x", "run"], "--model before the command"),
         (["run", "--ids", "1", "--dump-logits", "/nonexistent/x.npy"], "--dump-logits"),
         (["run", "--ids", "1", "--dump-logits", "/"], "--dump-logits"),
         (["plan", "--cap", "none"], "--cap"),
@@ -169,14 +175,44 @@ def test_a_closed_pipe_is_quiet(unbuffered: str, project_root: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+FULL = "mimo-vk: standard output: No space left on device"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_one_line(unbuffered: str, project_root: Path) -> None:
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         plain: dict[str, Any] = {"stdout": full, "stderr": subprocess.PIPE, "capture_output": False, "env": environ}
         done = mimo("doctor", "--cpu", root=project_root, **plain)
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (done.returncode, done.stderr.splitlines()) == (1, [FULL])
+
+
+@pytest.mark.parametrize("args", [["run", "--ids", IDS, "--ngen", "4"], ["chat"]])
+def test_an_answer_that_does_not_fit_the_disk_says_so(
+    args: list[str], project_root: Path, tiny_checkpoint: Path
+) -> None:
+    environ = {**os.environ, "MIMO_BACKEND": "numpy"}
+    with open("/dev/full", "w") as full:
+        flags = [*COMMAND, *args, "--model", str(tiny_checkpoint), "--cpu", "--ctx", "64"]
+        streams: dict[str, Any] = {"input": "/help\n", "stdout": full, "stderr": subprocess.PIPE}
+        done = subprocess.run(flags, cwd=project_root, env=environ, text=True, timeout=60, **streams)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, FULL)
+
+
+def test_without_standard_error_its_lines_go_nowhere(project_root: Path) -> None:
+    """Python prints to standard output what is meant for a standard error that the caller closed."""
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *COMMAND, "run", "--nope"]
+    done = subprocess.run(closed, cwd=project_root, stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_full_standard_error_fails_nothing(project_root: Path) -> None:
+    args = ["run", "--cpu", "--ctx", "64", "--ids", IDS, "--ngen", "0"]  # without --model, which is warned about
+    environ = {**os.environ, "MIMO_BACKEND": "numpy"}
+    with open("/dev/full", "w") as full:
+        plain: dict[str, Any] = {"capture_output": False, "stderr": full, "stdout": subprocess.PIPE, "env": environ}
+        done = mimo(*args, root=project_root, **plain)
+    assert done.returncode == 0
 
 
 def run_tiny(root: Path, model: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -261,7 +297,7 @@ def test_chat_puts_the_template_around(project_root: Path, tiny_checkpoint: Path
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--ids", IDS, "--ngen", "58"], "--ngen 57 would fit"),
+        (["--ids", IDS, "--ngen", "58"], ": --ngen 57 or --ctx 1024 would make room"),
         (["--ids", "1 99999999"], "99999999"),
         (["--prompt", ""], "empty"),
     ],

@@ -282,5 +282,7 @@ def test_generation_config_refuses_by_name(tmp_path: Path):
     assert [line.split(".json: ")[1].split(":")[0] for line in caught.value.problems] == [
         "temperature", "top_p", "eos_token_id",
     ]  # fmt: skip
+    assert "temperature: expected a number from 0, at most 100, found -1" in caught.value.problems[0]
     path.write_text(json.dumps({"temperature": 0, "eos_token_id": 7}))
-    assert load_generation_config(path).eos_token_ids == (7,)
+    generation = load_generation_config(path)
+    assert (generation.temperature, generation.eos_token_ids) == (0.0, (7,))

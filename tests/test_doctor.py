@@ -134,6 +134,23 @@ def test_what_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path, capsys:
     assert any(line.startswith("--  pictures: ") and "preprocessor_config.json: can't be read" in line for line in bad)
 
 
+def test_text_files_that_cant_be_used_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    (copy / "chat_template.jinja").unlink()
+    (copy / "tokenizer_config.json").write_text("{}")
+    (copy / "tokenizer.json").write_text("{")
+    (copy / "generation_config.json").write_text('{"temperature": -1}')
+    found = list(doctor.check_text_files(copy))
+    assert [(finding.name, finding.broken) for finding in found] == [
+        ("tokenizer", True), ("generation", True), ("chat template", False),
+    ]  # fmt: skip
+    assert "not valid JSON" in found[0].text
+    assert found[1].text.endswith("temperature: expected a number from 0, at most 100, found -1")
+    assert found[2].text.endswith("tokenizer_config.json has no chat_template: chat is not possible")
+    (copy / "chat_template.jinja").write_text("{% if %}")
+    assert [finding.broken for finding in doctor.check_text_files(copy)] == [True, True, True]
+
+
 def test_no_such_checkpoint(tmp_path: Path) -> None:
     found = [line for line in lines(tmp_path / "none") if line.startswith("--")]
     assert found and all(line.startswith("--  checkpoint: ") and "none" in line for line in found)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engines import PROMPT, open_engine
 
-from mimo_vk.errors import Cancelled, UsageError
+from mimo_vk import engine as opening
+from mimo_vk.errors import Cancelled, CheckpointError, UsageError
 from mimo_vk.sampling import Sampler
 
 LONG = [(7 * i + i // 3) % 500 + 1 for i in range(300)]  # more than two windows
@@ -161,3 +163,55 @@ def test_dense_bits_32_is_the_same_model_added_up_in_another_order(tiny_checkpoi
 def test_dense_bits_8_is_nearly_the_same_model(tiny_checkpoint: Path, expected: bytes) -> None:
     """Rounding moves some routing choices, and those rows a lot: half of all logits stay within 2% of the range."""
     assert 1e-4 < np.median(change_of(tiny_checkpoint, expected, 8)) < 0.02
+
+
+class FakeDevice:
+    """A device's plan and its process in one, which turns out to have room for nothing."""
+
+    ram_bytes = 0
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def start(self) -> FakeDevice:
+        return self
+
+    def __enter__(self) -> FakeDevice:
+        self.told.append("started")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.told.append("ended")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    device = FakeDevice()
+    monkeypatch.setattr(opening, "plan_device", lambda *_: (device, "a device"))
+    monkeypatch.setattr(opening, "open_device", lambda *_: opening.OnDevice())
+    return device
+
+
+def test_a_device_process_without_work_ends_with_the_engine(tiny_checkpoint: Path, device: FakeDevice) -> None:
+    with open_engine(tiny_checkpoint):
+        assert device.told == ["started"]
+    assert device.told == ["started", "ended"]
+
+
+def test_a_failed_start_ends_the_device_process(
+    tiny_checkpoint: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "warm_up", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        open_engine(tiny_checkpoint)
+    assert device.told == ["started", "ended"]
+
+
+def test_a_broken_text_file_is_told_before_anything_is_loaded(
+    tiny_checkpoint: Path, tmp_path: Path, device: FakeDevice
+) -> None:
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: not valid JSON"):
+        open_engine(copy)
+    assert device.told == []

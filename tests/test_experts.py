@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ from tests.expert_disk import (
     flat,
     scattered,
 )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return contiguous(tmp_path)
-
-
-@pytest.fixture
-def cache(disk: Disk) -> Iterator[ExpertCache]:
-    with ExpertCache(disk.table, 4, readers=2) as cache:
-        yield cache
 
 
 def resident_bytes() -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -24,17 +24,6 @@ from tests.expert_disk import (
     fetch,
     scattered,
 )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return contiguous(tmp_path)
-
-
-@pytest.fixture
-def cache(disk: Disk) -> Iterator[ExpertCache]:
-    with ExpertCache(disk.table, 4, readers=2) as cache:
-        yield cache
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -58,6 +47,48 @@ def test_a_file_truncated_while_open_fails_its_lease_only(disk: Disk, direct: bo
         path.write_bytes(whole)
         check_all(cache, disk, [2, 3, 4, 5])
         check_all(cache, disk, [6, 7, 0, 1])
+
+
+def test_an_interrupt_before_the_lease_is_open_leaves_the_cache_usable(
+    cache: ExpertCache, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_all(cache, disk, [0, 1])
+    slots = iter([cache._pool.slot(2)])
+
+    def slot(index: int) -> Any:
+        try:
+            return next(slots)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(cache._pool, "slot", slot)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(cache, 1, [0, 2, 3, 4])
+    check_all(cache, disk, [0, 1, 2])
+    check_all(cache, disk, [3, 4, 5, 6])
+
+
+class Losing(SimpleQueue[Any]):
+    """A queue whose first item is lost to an interrupt."""
+
+    lost = False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        item = super().get(block, timeout)
+        if not self.lost:
+            self.lost = True
+            raise KeyboardInterrupt
+        return item
+
+
+def test_an_interrupt_that_loses_an_arrival_does_not_wait_for_it(cache: ExpertCache, disk: Disk) -> None:
+    lease = cache.lease(1, [0, 1, 2])
+    lease._done = Losing()
+    with pytest.raises(KeyboardInterrupt), lease as batches:
+        next(batches)
+    assert lease._done.lost
+    check_all(cache, disk, [0, 1, 2, 3])
 
 
 def test_only_the_tensors_of_the_bad_range_are_named(tmp_path: Path) -> None:

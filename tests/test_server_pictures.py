@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typesafe_sdk._core.multipart import Part, encode_multipart
 
-from mimo_vk.errors import ImageError
+from mimo_vk.errors import ImageError, UsageError
 from mimo_vk.image_data import from_base64, picture_of
 from mimo_vk.server import openai_chat, systemone
 from mimo_vk.server.errors import ApiError
@@ -94,11 +95,13 @@ def test_a_request_without_pictures_is_as_before(front: Front) -> None:
 def test_the_context_is_checked_with_the_pictures_tokens(front: Front) -> None:
     big = png("red", 640, 640)  # 400 tokens
     assert prepared(front, user(image(big))).job.pictures.items[0].tokens == 400
-    with pytest.raises(
-        Exception,
-        match=r"8\d\d prompt tokens \(800 for pictures; MIMO_MAX_IMAGE_TOKENS bounds each one\) and max_tokens 8 are",
-    ):
+    with pytest.raises(UsageError, match=r"8\d\d prompt tokens \(800 for pictures\) and max_tokens 8 are") as caught:
         prepared(front, user(image(big), image(big)))
+    found = re.search(r"MIMO_MAX_IMAGE_TOKENS=(\d+) or --ctx (\d+) would have it", str(caught.value))
+    assert found is not None
+    for more in ({"ctx": 512, "max_image_tokens": int(found[1])}, {"ctx": int(found[2])}):  # either of them does
+        roomy = Front(Settings(model=front_dir(front), **more))
+        assert prepared(roomy, user(image(big), image(big))).job.choice.max_tokens == 8
     few = Front(Settings(model=front_dir(front), ctx=512, max_image_tokens=10))
     assert prepared(few, user(image(big), image(big))).job.pictures.items[0].tokens <= 10
 
@@ -138,7 +141,11 @@ def test_what_is_no_picture_is_refused_with_its_field(front: Front, url: str, wo
     ("message", "param", "words"),
     [
         (user({"type": "image_url"}), "messages[0].content[0].image_url", "missing"),
-        (user({"type": "image_url", "image_url": uri(SMALL)}), "messages[0].content[0].image_url", "valid dict"),
+        (
+            user({"type": "image_url", "image_url": uri(SMALL)}),
+            "messages[0].content[0].image_url",
+            "expected an object",
+        ),
         (user(image(SMALL, detail="low")), "messages[0].content[0].image_url.detail", "'auto' or 'high'"),
         (user(image(SMALL, width=3)), "messages[0].content[0].image_url.width", "not supported"),
         (user({"type": "input_audio"}), "messages[0].content[0]", "only text and, of a user's, image_url"),

@@ -76,7 +76,7 @@ def test_an_unknown_encoding_is_refused() -> None:
 @pytest.mark.parametrize(
     ("headers", "data", "kind", "words"),
     [
-        ({}, b"", "json_invalid", "not valid JSON"),
+        ({}, b"", "json_invalid", "the body is empty"),
         ({}, b"{'a': 1}", "json_invalid", "not valid JSON"),
         ({}, b'{"state": "\xff"}', "json_invalid", "not UTF-8: byte 11"),
         ({}, b'{"state": NaN}', "json_invalid", "NaN"),

@@ -66,6 +66,16 @@ def tensors(case: Case, n: int, seed: int = 1) -> Tensors:
     return Tensors(q, k, normal(n, case.kv, case.v_dim), sink)
 
 
+def wild_tensors(case: Case) -> Tensors:
+    """100 rows with infinities, NaN and numbers whose products overflow among them."""
+    t = tensors(case, 100, seed=5)
+    assert t.sink is not None
+    t.k[70, 0, 3], t.v[20, 1, 2], t.v[30, 1, 3] = np.inf, np.nan, -np.inf
+    t.sink[1] = np.inf
+    t.q[90] = 1e30
+    return t
+
+
 def float64_attention(case: Case, t: Tensors, reading: SinkReading) -> np.ndarray:
     """[n, heads*v_dim] straight from the definition."""
     n, out = len(t.q), []
@@ -111,11 +121,7 @@ def test_compiled_attention_has_the_same_bytes(case: Case, n: int) -> None:
 @pytest.mark.parametrize("reach", [None, 9])
 def test_attention_with_infinities_and_nan(reach: int | None, reading: SinkReading) -> None:
     case = Case(4, 2, 32, 16, reach, True)
-    t = tensors(case, 100, seed=5)
-    assert t.sink is not None
-    t.k[70, 0, 3], t.v[20, 1, 2], t.v[30, 1, 3] = np.inf, np.nan, -np.inf
-    t.sink[1] = np.inf
-    t.q[90] = 1e30
+    t = wild_tensors(case)
     expected = OPS.patch_attention(t.q, t.k, t.v, 0, reach, t.sink, reading)
     assert np.isnan(expected).any() and np.isfinite(expected).any()
     assert_same(compiled_vision.patch_attention(t.q, t.k, t.v, 0, reach, t.sink, reading, 2), expected)

@@ -13,13 +13,12 @@ from mimo_vk.formats import F32
 from mimo_vk.vulkan.device import Device
 from mimo_vk.vulkan.kernels import ATTENTION
 from tests.attention_oracle import Case, Tensors, run_in_blocks
-from tests.vulkan_dense import UNTOUCHED, Runner, bits, row_width
+from tests.vulkan_dense import KEYS_AT, SINKS_AT, UNTOUCHED, VALUES_AT, Runner, attention_push, behind
 from tests.vulkan_device import assert_same_bits, software_device
 
 pytestmark = pytest.mark.bits
 
 OPS = ReferenceOps()
-KEYS_AT, VALUES_AT, SINKS_AT = 7, 11, 3
 
 
 @dataclass
@@ -31,24 +30,14 @@ class DeviceAttention(ReferenceOps):
     def attention(
         self, q: F32, k: F32, v: F32, keys: F32, values: F32, start: int, window: int | None, sink: F32 | None
     ) -> F32:
-        rows, heads, head_dim = q.shape
-        kv, v_dim = v.shape[1:]
-        stride = row_width(heads * v_dim)
-        push = {
-            "heads": heads, "kv_heads": kv, "head_dim": head_dim, "v_dim": v_dim, "out_stride": stride,
-            "window": window or 0, "cache_rows": keys.shape[1], "keys_at": KEYS_AT, "values_at": VALUES_AT,
-            "has_sink": int(sink is not None), "sinks_at": SINKS_AT, "scale_bits": bits(np.float32(head_dim**-0.5)),
-        }  # fmt: skip
-        inputs = {
-            "Q": q, "K": k, "V": v,
-            "Keys": np.concatenate([np.zeros(KEYS_AT, np.float32), keys.ravel()]),
-            "Values": np.concatenate([np.zeros(VALUES_AT, np.float32), values.ravel()]),
-            "Slab": np.concatenate([np.zeros(SINKS_AT, np.float32), np.zeros(0, np.float32) if sink is None else sink]),
-        }  # fmt: skip
-        (out,) = self.runner.run(rows, start, 0, push, **inputs)
+        rows, width = len(q), q.shape[1] * v.shape[2]
+        push = attention_push(ATTENTION, q, v, keys.shape[1], sink, window=window or 0)
+        kept = {"Keys": behind(KEYS_AT, keys), "Values": behind(VALUES_AT, values), "Slab": behind(SINKS_AT, sink)}
+        (out,) = self.runner.run(rows, start, 0, push, Q=q, K=k, V=v, **kept)
+        stride = push["out_stride"]
         found = out[: rows * stride].reshape(rows, stride)
-        assert (found[:, heads * v_dim :] == UNTOUCHED).all() and (out[rows * stride :] == UNTOUCHED).all()
-        return found[:, : heads * v_dim].copy()
+        assert (found[:, width:] == UNTOUCHED).all() and (out[rows * stride :] == UNTOUCHED).all()
+        return found[:, :width].copy()
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["a head", "two heads"])

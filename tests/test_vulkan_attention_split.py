@@ -13,13 +13,13 @@ from mimo_vk.formats import F32
 from mimo_vk.vulkan.device import Device
 from mimo_vk.vulkan.kernels import ATTENTION_JOIN, ATTENTION_MAX, ATTENTION_PART, Kernel
 from tests.attention_oracle import Case, run_in_blocks
-from tests.vulkan_dense import UNTOUCHED, Runner, bits, row_width
+from tests.vulkan_dense import KEYS_AT, SINKS_AT, UNTOUCHED, VALUES_AT, Runner, attention_push, behind
 from tests.vulkan_device import assert_same_bits, software_device
 
 pytestmark = pytest.mark.bits
 
 OPS = ReferenceOps()
-KEYS_AT, VALUES_AT, SINKS_AT, PARTS = 7, 11, 3, 8
+PARTS = 8
 
 
 @dataclass
@@ -33,23 +33,17 @@ class SplitAttention(ReferenceOps):
     def attention(
         self, q: F32, k: F32, v: F32, keys: F32, values: F32, start: int, window: int | None, sink: F32 | None
     ) -> F32:
-        rows, heads, head_dim = q.shape
-        kv, v_dim = v.shape[1:]
-        stride = row_width(heads * v_dim)
-        numbers = {
-            "heads": heads, "kv_heads": kv, "head_dim": head_dim, "v_dim": v_dim, "out_stride": stride,
-            "window": window or 0, "cache_rows": keys.shape[1], "keys_at": KEYS_AT, "values_at": VALUES_AT,
-            "has_sink": int(sink is not None), "sinks_at": SINKS_AT, "scale_bits": bits(np.float32(head_dim**-0.5)),
-        }  # fmt: skip
-        pushes = [{name: numbers[name] for name in k.push} for k in (ATTENTION_MAX, ATTENTION_PART, ATTENTION_JOIN)]
-        kept = {"Keys": np.append(np.zeros(KEYS_AT, np.float32), keys)}
-        slab = np.append(np.zeros(SINKS_AT, np.float32), np.zeros(0, np.float32) if sink is None else sink)
+        rows, heads, v_dim = len(q), q.shape[1], v.shape[2]
+        kernels = ATTENTION_MAX, ATTENTION_PART, ATTENTION_JOIN
+        pushes = [attention_push(kernel, q, v, keys.shape[1], sink, window=window or 0) for kernel in kernels]
+        kept, slab = {"Keys": behind(KEYS_AT, keys)}, behind(SINKS_AT, sink)
         (maxima,) = self.find_maxima.run(rows, start, 0, pushes[0], Q=q, K=k, **kept)
         maxima = written(maxima, rows * heads * PARTS)
-        kept["Values"] = np.append(np.zeros(VALUES_AT, np.float32), values)
+        kept["Values"] = behind(VALUES_AT, values)
         (sums,) = self.add_parts.run(rows, start, 0, pushes[1], Q=q, K=k, V=v, Slab=slab, Maxima=maxima, **kept)
         sums = written(sums, rows * heads * PARTS * (v_dim + 1))
         (out,) = self.join.run(rows, start, 0, pushes[2], Slab=slab, Maxima=maxima, Sums=sums)
+        stride = pushes[2]["out_stride"]
         found = written(out, rows * stride).reshape(rows, stride)
         return found[:, : heads * v_dim].copy()
 

@@ -12,16 +12,25 @@ from mimo_vk.formats import F32
 from mimo_vk.vulkan.device import Device
 from mimo_vk.vulkan.kernels import ADD_ROW, GELU, LAYER_NORM, PATCH_ATTENTION
 from tests.matrices import random_x
-from tests.test_vision_ops import READINGS, Case, Tensors, tensors
+from tests.test_vision_ops import READINGS, Case, Tensors, tensors, wild_tensors
 from tests.test_vulkan_rows import BIG, rows_of, wild
-from tests.vulkan_dense import Runner, bits, padded_rows, row_width
+from tests.vulkan_dense import (
+    KEYS_AT,
+    SINKS_AT,
+    VALUES_AT,
+    Runner,
+    attention_push,
+    behind,
+    bits,
+    padded_rows,
+    row_width,
+)
 from tests.vulkan_device import assert_same_bits, software_device
 
 pytestmark = pytest.mark.bits
 
 OPS = ReferenceOps()
 F = np.float32
-KEYS_AT, VALUES_AT, SINKS_AT = 7, 11, 3
 EVERYWHERE = 2**32 - 1
 
 
@@ -70,28 +79,19 @@ def attention(request: pytest.FixtureRequest, device: Device) -> Runner:
 
 def attended(runner: Runner, case: Case, t: Tensors, piece: int, reading: str) -> F32:
     """All rows, ``piece`` at a time, over a cache with room for more patches, which hold NaN."""
-    n, stride, room = len(t.q), row_width(case.heads * case.v_dim), len(t.q) + 3
+    n, room = len(t.q), len(t.q) + 3
     keys = np.full((case.kv, room, case.head_dim), np.nan, F)
     values = np.full((case.kv, room, case.v_dim), np.nan, F)
     keys[:, :n], values[:, :n] = t.k.transpose(1, 0, 2), t.v.transpose(1, 0, 2)
-    push = {
-        "heads": case.heads, "kv_heads": case.kv, "head_dim": case.head_dim, "v_dim": case.v_dim,
-        "out_stride": stride, "reach": EVERYWHERE if case.reach is None else case.reach, "cache_rows": room,
-        "keys_at": KEYS_AT, "values_at": VALUES_AT,
-        "has_sink": int(t.sink is not None and reading == "denominator"),
-        "key0": int(t.sink is not None and reading == "key0"),
-        "sinks_at": SINKS_AT, "scale_bits": bits(F(case.head_dim**-0.5)),
-    }  # fmt: skip
-    inputs = {
-        "Keys": np.concatenate([np.zeros(KEYS_AT, F), keys.ravel()]),
-        "Values": np.concatenate([np.zeros(VALUES_AT, F), values.ravel()]),
-        "Slab": np.concatenate([np.zeros(SINKS_AT, F), np.zeros(0, F) if t.sink is None else t.sink]),
-    }
+    reach, key0 = EVERYWHERE if case.reach is None else case.reach, t.sink is not None and reading == "key0"
+    in_sum = t.sink if reading == "denominator" else None
+    push = attention_push(PATCH_ATTENTION, t.q, t.v, room, in_sum, reach=reach, key0=int(key0))
+    inputs = {"Keys": behind(KEYS_AT, keys), "Values": behind(VALUES_AT, values), "Slab": behind(SINKS_AT, t.sink)}
     found, runner.patches = list[F32](), n
     for start in range(0, n, piece):
         q = t.q[start : start + piece]
         (out,) = runner.run(len(q), start, 0, push, Q=q, **inputs)
-        found.append(rows_of(out, len(q), case.heads * case.v_dim, stride))
+        found.append(rows_of(out, len(q), case.heads * case.v_dim, push["out_stride"]))
     return np.concatenate(found)
 
 
@@ -121,11 +121,7 @@ def test_attention(attention: Runner, case: Case, n: int) -> None:
 @pytest.mark.parametrize("reach", [None, 9])
 def test_attention_with_infinities_and_nan(attention: Runner, reach: int | None, reading: str) -> None:
     case = Case(4, 2, 32, 16, reach, True)
-    t = tensors(case, 100, seed=5)
-    assert t.sink is not None
-    t.k[70, 0, 3], t.v[20, 1, 2], t.v[30, 1, 3] = np.inf, np.nan, -np.inf
-    t.sink[1] = np.inf
-    t.q[90] = 1e30
+    t = wild_tensors(case)
     expected = OPS.patch_attention(t.q, t.k, t.v, 0, reach, t.sink, reading)  # type: ignore[arg-type]
     assert np.isnan(expected).any() and np.isfinite(expected).any()
     assert_same_bits(attended(attention, case, t, 40, reading), expected)

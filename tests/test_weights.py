@@ -339,6 +339,10 @@ def test_pieces_and_blocks_give_the_same_places(monkeypatch: pytest.MonkeyPatch)
                 for ranges in (whole, cut):
                     (line,) = check_tensors([Checked("t", array, ranges)])
                     assert f"t: row {place // 7}, column {place % 7}: " in line
+    kernels = np.zeros((4, 3, 2, 2, 2), np.uint16)  # as a picture tower's first matrix lies in the file
+    kernels[2, 1, 0, 1, 1] = 0x7F80
+    (line,) = check_tensors([Checked("t", kernels, [(0, kernels.nbytes)])])
+    assert line == "t: element 2, 1, 0, 1, 1: bfloat16 0x7F80 is infinite"
     assert check_tensors([Checked("t", np.full((5, 7), 0x7E, np.uint8), [(0, 35)])]) == []
     assert check_tensors([Checked("t", np.full((5, 7), 0x7F7F, np.uint16), [(0, 70)])]) == []
 

@@ -13,6 +13,7 @@ from mimo_vk.vulkan.device import Device, Program, view
 from mimo_vk.vulkan.kernels import LINEAR_BF16, LINEAR_F32, LINEAR_FP8, LINEAR_INT8, Kernel
 
 UNTOUCHED = np.float32(-77.25)  # what outputs hold before a run
+KEYS_AT, VALUES_AT, SINKS_AT = 7, 11, 3  # where attention finds them: floats of the keys, the values and the slab
 
 
 class Runner:
@@ -68,6 +69,23 @@ def padded_rows(x: F32, width: int) -> F32:
 
 def bits(value: float | np.float32) -> int:
     return int(np.float32(value).view(np.uint32))
+
+
+def behind(floats: int, array: F32 | None) -> F32:
+    """The array's numbers from that place on; none for None."""
+    start = np.zeros(floats, np.float32)
+    return start if array is None else np.append(start, array)
+
+
+def attention_push(kernel: Kernel, q: F32, v: F32, cache_rows: int, sink: F32 | None, **seen: int) -> dict[str, int]:
+    """An attention kernel's constants; ``seen``: those that say what is visible. q [n, heads, hd], v [n, kv, vd]."""
+    (heads, head_dim), (kv, v_dim) = q.shape[1:], v.shape[1:]
+    values = {
+        "heads": heads, "kv_heads": kv, "head_dim": head_dim, "v_dim": v_dim, "out_stride": row_width(heads * v_dim),
+        "cache_rows": cache_rows, "keys_at": KEYS_AT, "values_at": VALUES_AT, "has_sink": int(sink is not None),
+        "sinks_at": SINKS_AT, "scale_bits": bits(np.float32(head_dim**-0.5)), **seen,
+    }  # fmt: skip
+    return {name: values[name] for name in kernel.push}
 
 
 def stored(matrix: Matrix) -> tuple[Kernel, NDArray[np.uint32], NDArray[np.uint32]]:

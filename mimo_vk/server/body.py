@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from mimo_vk.server.errors import ApiError
 
@@ -31,11 +31,6 @@ async def read_body(request: Request, limit: int = LIMIT) -> bytes:
     return b"".join(parts)
 
 
-async def read_json(request: Request) -> Any:
-    """The body as JSON. ApiError 400 where it is none, 413 where it is too large."""
-    return parse_json(await read_body(request))
-
-
 def parse_json(data: bytes) -> Any:
     """Bytes as JSON. ApiError 400 for anything else; NaN and Infinity are not JSON."""
     try:
@@ -43,13 +38,21 @@ def parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} is wrong", code="invalid_json") from None
     except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise ApiError(400, json_fault(error, data), code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is not valid JSON: nested too deeply", code="invalid_json") from None
 
 
+def json_fault(error: ValueError, data: bytes) -> str:
+    """What is wrong with a body that is not JSON, and where."""
+    if not data.strip():
+        return "the body is empty: expected JSON"
+    if isinstance(error, json.JSONDecodeError):
+        what = error.msg[:1].lower() + error.msg[1:]
+        return f"the body is not valid JSON: {what} at line {error.lineno}, column {error.colno}"
+    words = "a number has too many digits" if "digits" in str(error) else str(error)  # Python's own are about Python
+    return f"the body is not valid JSON: {words}"
+
+
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-__all__ = ["LIMIT", "ClientDisconnect", "parse_json", "read_body", "read_json"]

@@ -15,6 +15,7 @@ from mimo_vk.config import Config, load_config, load_generation_config
 from mimo_vk.engine import shipped_model
 from mimo_vk.errors import CheckpointError, UsageError
 from mimo_vk.pictures import NONE, Pictures, PictureTools, load_tools
+from mimo_vk.room import ANSWER, ways
 from mimo_vk.server.turns import Turns
 from mimo_vk.settings import Settings
 from mimo_vk.tokenizer import Tokenizer
@@ -33,7 +34,8 @@ class Front:
         self.created = int(time.time())
         made = (model_dir / "config.json").stat().st_mtime  # nothing in a checkpoint says when it was released
         self.released = datetime.fromtimestamp(made, UTC).date().isoformat()
-        self.ctx = min(settings.ctx, config.max_position_embeddings)
+        self.longest = config.max_position_embeddings
+        self.ctx = min(settings.ctx, self.longest)
         self.vocab_size = config.vocab_size
         self.stop_ids = frozenset(generation.eos_token_ids or config.eos_token_ids)
         self.temperature = generation.temperature if settings.temperature is None else settings.temperature
@@ -83,6 +85,9 @@ class Front:
         if wanted is None and room > 0:
             return room
         fits = f"{param} {room} would fit" if room > 0 else "the prompt alone leaves no room"
+        found = ways(tokens, min(wanted or ANSWER, ANSWER), self.ctx, self.longest, pictures)
+        if room <= 0 and found:
+            fits += f", and a server started with {' or '.join(found)} would have it"
         asked = f" and {param} {wanted}" if wanted is not None else ""
         shown = f"{tokens} prompt tokens{pictures.share}"
         raise UsageError(f"{shown}{asked} are more than the context of {self.ctx} tokens holds: {fits}")

@@ -6,15 +6,15 @@ import logging
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mimo_vk.cli import start_log
+from mimo_vk.cli import replace_unwritable, start_log
 from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError
+from mimo_vk.output import report
 from mimo_vk.progress import Progress
 from mimo_vk.server.errors import INTERNAL, InternalError
 from mimo_vk.server.jobs import Job
@@ -58,6 +58,7 @@ class Done:
 def main(pipe: Connection, cancelled: Any, settings: Settings, parent: int) -> None:
     """The process's whole life. ``cancelled.value`` is the number of a job to stop; ``parent`` the server's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches this process too: the server decides
+    replace_unwritable()
     start_log(settings.log_level)
     try:
         engine = _open(settings, parent)
@@ -67,7 +68,7 @@ def main(pipe: Connection, cancelled: Any, settings: Settings, parent: int) -> N
     with engine:
         session = engine.session()
         for notice in engine.notices:
-            print(f"mimo-vk: {notice}", file=sys.stderr, flush=True)
+            report(notice)
         try:
             pipe.send(Ready(engine.backend, engine.warnings))
             while True:

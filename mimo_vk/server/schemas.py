@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from mimo_vk.server.errors import ApiError
+from mimo_vk.server.field_faults import refusal, shown
 
 Name = Annotated[str, Field(pattern=r"^[!-;=?-~]{1,64}$")]  # printable ASCII but for what ends a name: < > and space
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -314,66 +315,8 @@ class CompletionRequest(Sampled):
 def parse(model: type[Strict], body: Any) -> Any:
     """A body as ``model``; ApiError 400 with the first faulty field's name."""
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body: expected a JSON object, found {_kind(body)}", code="invalid_type")
+        raise ApiError(400, f"the body: expected a JSON object, found {shown(body)}", code="invalid_type")
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=True)) from None
-
-
-def _refusal(errors: list[Any]) -> ApiError:
-    first = min(errors, key=lambda error: error["type"] == "missing")  # what is there and wrong says more
-    kind, path = first["type"], field_path(first["loc"])
-    if kind == "extra_forbidden":
-        return ApiError(400, f"{path}: this field is not supported", param=path, code="unknown_parameter")
-    if kind == "value_error":  # raised above: names its field where it concerns more than one
-        text = str(first["ctx"]["error"])
-        name, colon, rest = text.partition(": ")
-        path, text = (path, text) if path or not colon else (name, rest)
-        return ApiError(400, f"{path}: {text}", param=path or None, code="invalid_value")
-    if kind == "part_type" and isinstance(first["input"], dict):
-        first = {**first, "input": first["input"].get("type")}
-        path += ".type"
-    if path.endswith("].type") and ".content[" in path:
-        path = path.removesuffix(".type")
-        return ApiError(400, f"{path}: {_part_refusal(first['input'])}", param=path, code="unsupported_content")
-    message = "missing" if kind == "missing" else _in_our_words(first["msg"])
-    found = f", found {_shown(first['input'])}" if kind != "missing" else ""
-    code = "missing_required_parameter" if kind == "missing" else "invalid_value"
-    return ApiError(400, f"{path}: {message}{found}", param=path or None, code=code)
-
-
-def _in_our_words(message: str) -> str:
-    """pydantic's messages, without "input should be" and the like."""
-    message = message.replace("Input should be", "expected").replace(" after validation", "")
-    return message[:1].lower() + message[1:]
-
-
-def _part_refusal(found: Any) -> str:
-    if found == "image_url":
-        return "pictures stand in the messages of a user only"
-    return f"{_shown(found)} parts are not supported, only text and, of a user's, image_url are"
-
-
-def field_path(loc: tuple[int | str, ...]) -> str:
-    """``messages[0].content`` of pydantic's location."""
-    path = ""
-    for step in loc:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("<"):
-            path += f".{step}" if path else step
-    return path
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool | int | float) or value is None:
-        return f"{_kind(value)} {value!r}"[:60] if not isinstance(value, bool) else f"{str(value).lower()}"
-    if isinstance(value, str):
-        return repr(value if len(value) <= 40 else value[:40] + "...")
-    return _kind(value)
+        raise refusal(error.errors(include_url=False, include_context=True)) from None

@@ -14,7 +14,7 @@ from email.parser import BytesParser
 from email.policy import HTTP
 from typing import Any, NoReturn
 
-from mimo_vk.server.body import LIMIT
+from mimo_vk.server.body import LIMIT, json_fault
 from mimo_vk.server.errors import ApiError
 from mimo_vk.systemone_request import Fault, InvalidRequest
 
@@ -102,7 +102,7 @@ def parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         _refuse("json_invalid", f"the body is not UTF-8: byte {error.start} is wrong")
     except ValueError as error:
-        _refuse("json_invalid", f"the body is not valid JSON: {error}")
+        _refuse("json_invalid", json_fault(error, data))
     except RecursionError:
         _refuse("json_invalid", "the body is not valid JSON: nested too deeply")
 
