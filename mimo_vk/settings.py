@@ -131,7 +131,9 @@ def paths(text: str) -> tuple[Path, ...]:
 
 def path(text: str) -> Path:
     """Read one directory."""
-    return Path(words(text)).expanduser()
+    if not text.strip():
+        raise ValueError("a directory")
+    return Path(text).expanduser()
 
 
 THREADS = whole(1, 1024)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimo_vk.errors import CheckpointError, UsageError
-from mimo_vk.tokenizer import Escapes, Tokenizer
+from mimo_vk.tokenizer import LONG, Escapes, Tokenizer
 from tests.small_tokenizer import SPECIAL, TAGS, ordinary, small_tokenizer, tokenizer_data
 
 CONTROL = SPECIAL + TAGS
@@ -148,6 +150,34 @@ def test_truncation_padding_and_added_words_of_the_file_do_not_reach_the_text() 
     assert made.encode("quick foxtrot")[-1] == 800
     assert len(made.encode("abcdefgh 1 2 3")) > 5
     assert made.decode([800]) == "foxtrot"
+
+
+def test_a_long_text_has_the_package_s_ids_too() -> None:
+    text = "Grüße, e\u0301 🙂 <|im_end|>\n" * (LONG // 20)
+    assert len(text) > LONG
+    assert TOKENIZER.encode(text, special=True) == package_ids(text)
+    with pytest.raises(UsageError, match=rf"U\+D83D at character {LONG}"):
+        TOKENIZER.encode("a" * LONG + "\ud83d")
+
+
+def test_other_threads_run_while_a_long_text_is_read() -> None:
+    """A server answers /health meanwhile: in one call that kept all others waiting the steps would be the first's."""
+    steps, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            steps[0] += 1
+            time.sleep(0.0005)
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        before = steps[0]
+        TOKENIZER.encode("word " * 60_000, special=True)
+        assert steps[0] - before > 10
+    finally:
+        done.set()
+        other.join()
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -111,16 +111,15 @@ def test_towers_of_the_independent_rows(
             assert len(found) == 1
 
 
-ODD = [
-    (3, 5, {}),
-    (2, 7, {"block_types": (-1, 1, 0, -1), "reach": 5}),
-    (4, 3, {"block_types": (-1, 1, 1, -1), "reach": 0}),
+ODD: list[tuple[int, int, dict[str, Any], SinkReading]] = [
+    (3, 5, {}, "key0"),
+    (2, 7, {"block_types": (-1, 1, 0, -1), "reach": 5}, "denominator"),
+    (4, 3, {"block_types": (-1, 1, 1, -1), "reach": 0}, "key0"),
 ]
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize(("rows", "columns", "changes"), ODD)
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize(("rows", "columns", "changes", "sink"), ODD)
 def test_every_bit_is_numpys(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, changes: dict[str, Any],
     sink: SinkReading,

@@ -6,7 +6,7 @@ Clients that count tokens themselves (lm-eval's ``remote`` tokenizer) need no co
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,21 +40,12 @@ class DetokenizeRequest(Strict):
 
 async def tokenize(context: Context, request: Request, record: Record) -> Response:
     """The ids of a text."""
-    body = await read_body(request)
-    return Json(await asyncio.to_thread(_tokenized, context.front, body))
+    return await asyncio.to_thread(_tokenized, context.front, await read_body(request))
 
 
 async def detokenize(context: Context, request: Request, record: Record) -> Response:
     """The text of ids."""
-    wanted: DetokenizeRequest = parse(DetokenizeRequest, parse_json(await read_body(request)))
-    front = context.front
-    check_model(front, wanted.model)
-    for i, token in enumerate(wanted.tokens):
-        if token >= front.vocab_size:
-            raise bad_request(
-                f"tokens[{i}]", f"token id {token} is outside the vocabulary (0 to {front.vocab_size - 1})"
-            )
-    return Json({"prompt": front.tokenizer.decode(wanted.tokens, keep_special=True)})
+    return await asyncio.to_thread(_detokenized, context.front, await read_body(request))
 
 
 async def info(context: Context, request: Request, record: Record) -> Response:
@@ -64,8 +55,22 @@ async def info(context: Context, request: Request, record: Record) -> Response:
     return Json({**named, "chat_template": template.source if template is not None else None})
 
 
-def _tokenized(front: Front, data: bytes) -> dict[str, Any]:
+# Both take their time over a long text, and so does writing the answer down: none of it in the event loop.
+
+
+def _tokenized(front: Front, data: bytes) -> Response:
     wanted: TokenizeRequest = parse(TokenizeRequest, parse_json(data))
     check_model(front, wanted.model)
     ids = front.tokenizer.encode(wanted.prompt, special=True)
-    return {"tokens": ids, "count": len(ids), "max_model_len": front.ctx}
+    return Json({"tokens": ids, "count": len(ids), "max_model_len": front.ctx})
+
+
+def _detokenized(front: Front, data: bytes) -> Response:
+    wanted: DetokenizeRequest = parse(DetokenizeRequest, parse_json(data))
+    check_model(front, wanted.model)
+    for i, token in enumerate(wanted.tokens):
+        if token >= front.vocab_size:
+            raise bad_request(
+                f"tokens[{i}]", f"token id {token} is outside the vocabulary (0 to {front.vocab_size - 1})"
+            )
+    return Json({"prompt": front.tokenizer.decode(wanted.tokens, keep_special=True)})
