@@ -1,4 +1,8 @@
-"""Experts on a device that takes subnormal floats for zero, as NVIDIA's do: it computes only what can't meet one.
+"""Experts on a device that takes subnormal floats for zero: it computes only what can't meet one.
+
+NVIDIA's driver doesn't offer to keep them (shaderDenormPreserveFloat32 of a GTX 1070 and an RTX 3070:
+github.com/llvm/offload-test-suite/pull/728, github.com/HansKristian-Work/vkd3d-proton/pull/1567); Lavapipe flushes them
+since Mesa 26.1.
 
 Let every x that is not zero be LEAST or more. With its 24 bits it is a multiple of 2^-125; x times a code, where codes
 are multiples of a half, is one of 2^-126, the smallest normal number, and so are the sums of a word's products. Let
