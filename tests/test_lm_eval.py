@@ -32,6 +32,19 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
+# What its command does, without the ten seconds that it takes to look through all the tasks that come with it.
+EVALUATE = """
+import json, sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+arguments, folder = sys.argv[1:]
+tasks = TaskManager(include_path=folder, include_defaults=False)
+found = simple_evaluate("local-completions", arguments, tasks=["local_choice"], task_manager=tasks)
+found = {"accuracy": found["results"]["local_choice"]["acc,none"], "samples": found["samples"]["local_choice"]}
+with open(folder + "/found.json", "w") as file:
+    json.dump(found, file, default=str)
+"""
 QUESTIONS: list[dict[str, Any]] = [
     {"question": "What is 2 + 2? Answer:", "choices": ["3", "4", "twenty-two"], "answer": 1},
     {"question": "The sky is", "choices": ["blue", "made of 🧀"], "answer": 0},
@@ -55,16 +68,12 @@ def results_of(server: LiveServer, model: str, task: str, tmp_path: Path) -> tup
     """The accuracy that lm-eval reports for the task, and its samples, in the questions' order."""
     (tmp_path / "local_choice.yaml").write_text(task, encoding="utf-8")
     arguments = f"model={model},base_url={server.url}/v1/completions,num_concurrent=2,max_length=512"
-    command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
-    command += ["--tasks", "local_choice", "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(
-        [*command, "--log_samples"], env={**os.environ, **offline}, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", EVALUATE, arguments, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    samples = [json.loads(line) for file in (tmp_path / "out").rglob("samples*.jsonl") for line in file.open()]
-    results = json.loads(next((tmp_path / "out").rglob("results*.json")).read_text())
-    return results["results"]["local_choice"]["acc,none"], sorted(samples, key=lambda sample: sample["doc_id"])
+    found = json.loads((tmp_path / "found.json").read_text())
+    return found["accuracy"], sorted(found["samples"], key=lambda sample: sample["doc_id"])
 
 
 def written(questions: list[dict[str, Any]], path: Path) -> Path:
