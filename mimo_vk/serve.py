@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -68,7 +69,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"--host: {host!r} is no address of this machine: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"--host: {host!r} is no address of this machine: {str(reason).lower()}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,8 +78,18 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise UsageError(f"--port: can't listen on {host}, port {port}: {error.strerror or error}") from None
+        raise UsageError(refusal(host, port, error)) from None
     return listener
+
+
+def refusal(host: str, port: int, error: OSError) -> str:
+    """Why an address can't be listened on, and what to do about it."""
+    where = f"can't listen on {host}, port {port}: {(error.strerror or str(error)).lower()}"
+    if error.errno == errno.EADDRINUSE:
+        return f"--port: {where}; --port 0 takes one that is free"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return f"--host: {where}: expected one of this machine's addresses, or 0.0.0.0 for all of them"
+    return f"--port: {where}"
 
 
 class Server(uvicorn.Server):

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -155,14 +155,19 @@ class Page:
 
     def click(self, selector: str) -> None:
         """Press the left button of the mouse over the middle of the first element."""
+        x, y = self._middle(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def _middle(self, selector: str) -> tuple[float, float]:
+        """The place of the middle of the first element, which is brought into view."""
         found = f"document.querySelector({json.dumps(selector)})"
         place = self.evaluate(
             f"(() => {{ const e = {found}; e.scrollIntoView({{block: 'nearest'}}); const r = e.getBoundingClientRect();"
             " return [r.x + r.width / 2, r.y + r.height / 2, r.width * r.height]; })()"
         )
         assert place[2] > 0, f"{selector} is not to be seen"
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+        return place[0], place[1]
 
     def type(self, text: str) -> None:
         """Insert text where the focus is, as a keyboard or an input method does."""
@@ -174,6 +179,14 @@ class Page:
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **common, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def drop(self, selector: str, *, text: str = "", files: Sequence[Path] = ()) -> None:
+        """Drag text, or files from outside, over an element and let go."""
+        x, y = self._middle(selector)
+        items = [{"mimeType": "text/plain", "data": text}] if text else []
+        data = {"items": items, "files": list(map(str, files)), "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
 
     def choose_file(self, selector: str, path: Path) -> None:
         """What a person chose in the dialog of a file input."""

@@ -175,7 +175,10 @@ def test_what_keeps_it_from_starting_is_one_line(tiny_checkpoint: Path, tmp_path
         taken.listen()
         port = str(taken.getsockname()[1])
         cases: list[tuple[Callable[[], subprocess.CompletedProcess[str]], str]] = [
-            (lambda: serve("--model", str(tiny_checkpoint), "--port", port), f"port {port}"),
+            (
+                lambda: serve("--model", str(tiny_checkpoint), "--port", port),
+                f"--port: can't listen on 127.0.0.1, port {port}: address already in use; --port 0 takes one that is",
+            ),
             (lambda: serve("--model", str(tiny_checkpoint), "--port", "http"), "--port: expected a whole number"),
             (lambda: serve("--model", str(tmp_path)), "config.json"),
         ]

@@ -227,6 +227,23 @@ def test_a_picture_is_sent_in_openai_s_form_and_a_refusal_is_shown(page: Page, t
     assert page.texts("#pictures li") == []
 
 
+def test_what_is_dropped_anywhere_is_attached_and_text_goes_where_it_falls(page: Page, tmp_path: Path) -> None:
+    assert answer(page, "Stay") == "Stay"
+    picture = tmp_path / "dot.png"
+    picture.write_bytes(png())
+    page.drop("#turns", files=[picture])
+    page.wait("document.querySelector('#pictures img')?.naturalWidth === 2")
+    page.drop("#composer", files=[picture])
+    page.wait("document.querySelectorAll('#pictures li').length === 2")
+    page.drop("#message", text="dragged")
+    page.wait("document.querySelector('#message').value === 'dragged'")
+    page.click("#decide-tab")
+    page.drop("#decide", files=[picture])
+    page.click("#chat-tab")
+    assert page.text(".assistant .text") == "Stay", "the page is still there"
+    assert len(page.texts("#pictures li")) == 2
+
+
 def png() -> bytes:
     """A picture of 2 by 1 pixels, red and blue."""
 

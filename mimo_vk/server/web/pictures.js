@@ -13,11 +13,12 @@ export class Pictures {
       this.add(file.files);
       file.value = ""; // so that the same file can be chosen again
     });
-    const composer = byId("composer");
-    composer.addEventListener("dragover", (event) => event.preventDefault());
-    composer.addEventListener("drop", (event) => {
+    // Anywhere on the page: a browser would open the file in its place, and the conversation would be gone.
+    document.addEventListener("dragover", (event) => holdsFiles(event) && event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      if (!holdsFiles(event)) return; // text goes where it was dropped
       event.preventDefault();
-      this.add(event.dataTransfer.files);
+      if (!byId("chat").hidden) this.add(event.dataTransfer.files);
     });
     byId("message").addEventListener("paste", (event) => {
       if (!event.clipboardData.files.length) return;
@@ -67,6 +68,10 @@ export class Pictures {
       return make("li", {}, make("img", { src: uri, alt: `picture ${i + 1}` }), remove);
     }));
   }
+}
+
+function holdsFiles(event) {
+  return event.dataTransfer.types.includes("Files");
 }
 
 function dataUri(file) {
