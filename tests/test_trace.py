@@ -13,7 +13,7 @@ from mimo_vk.experts import ExpertCache
 from mimo_vk.vulkan.tier import Tier
 from tests.expert_disk import LAYERS, contiguous
 from tests.test_vulkan_tier import FakeClient
-from tools.trace_experts import PATH, Trace, replay
+from tools.trace_experts import PATH, Trace, replay, table
 
 SLOTS = 48  # of the 160 experts
 
@@ -28,6 +28,17 @@ def test_the_file_is_small_and_whole(trace):
     assert trace.rows.sum() == len(trace.experts)
     assert (np.diff(np.sort(trace.experts, axis=2), axis=2) > 0).all(), "an expert twice for one token"
     assert trace.experts.max() == trace.count - 1, "some expert is never used"
+
+
+def test_as_many_experts_as_the_release_has_are_stored_and_tabled(tmp_path: Path):
+    chosen = np.array([[[0, 1, 2, 3, 4, 5, 6, 255]]] * 2, np.uint8)
+    Trace(chosen, np.array([1, 1], np.uint16), np.array([1], np.uint8), 256).save(tmp_path / "trace.npz")
+    read = Trace.load(tmp_path / "trace.npz")
+    assert (read.count, read.experts.tolist()) == (256, chosen.tolist())
+    assert [line.split("|")[0].strip() for line in table(read).splitlines()[1:]] == [
+        f"{cap} of 256" for cap in (8, 32, 64, 96, 128, 160, 192, 224, 256)
+    ]
+    assert "| 50.0%" in table(read)  # missed by the first of two tokens, found by the second
 
 
 def test_the_cache_does_as_its_policy_says(trace, tmp_path: Path):

@@ -6,6 +6,7 @@ The prompts are tests/data/demo_heldout.jsonl: combinations kept out of training
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mimo_vk.engine import Engine
+from mimo_vk.errors import MimoError
 from mimo_vk.pictures import NONE, Pictures, bare, image_part
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
@@ -109,6 +111,16 @@ def describe(outcome: Outcome) -> str:
     return f"{entry['id']:>3} {skill}: {asked!r} gave {said!r}, expected {entry['check']}"
 
 
+@contextlib.contextmanager
+def told_in_a_line(program: str) -> Iterator[None]:
+    """A checkpoint that can't be used ends the program with its lines and status 2."""
+    try:
+        yield
+    except MimoError as error:
+        print("\n".join(f"{program}: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a checkpoint; default: the one in the package")
@@ -118,9 +130,15 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take only every N-th prompt")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    if args.every < 1:
+        parser.error(f"argument --every: expected 1 or more, found {args.every}")
+    drawn = read() if args.seed is None else entries(args.seed)
+    skills = {entry["skill"] for entry in drawn}
+    if unknown := set(args.skills or ()) - skills:
+        parser.error(f"argument --skills: expected {', '.join(sorted(skills))}, found {', '.join(sorted(unknown))}")
     began = time.monotonic()
-    with Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine:
-        drawn = read() if args.seed is None else entries(args.seed)
+    settings = Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)
+    with told_in_a_line("eval_demo"), Engine.open(settings) as engine:
         listed = [entry for entry in drawn if not args.skills or entry["skill"] in args.skills]
         outcomes = list(evaluate(engine, listed[:: args.every]))
     for outcome in [o for o in outcomes if not o.right][: args.wrong]:

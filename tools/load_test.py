@@ -85,6 +85,8 @@ def main() -> int:
     parser.add_argument("--model", help="a checkpoint (the small model that ships with the project)")
     parser.add_argument("--threads", help="of the server; 1 on a machine that is busy with other work")
     args = parser.parse_args()
+    if args.seconds < 1 or args.clients < 1:
+        parser.error("--seconds and --clients: expected 1 or more")
     command = [
         sys.executable,
         "-m",

@@ -28,7 +28,7 @@ from mimo_vk.model import Experts
 from mimo_vk.ops import Index
 from mimo_vk.settings import Settings
 from tools.demo.heldout import read
-from tools.eval_demo import evaluate
+from tools.eval_demo import evaluate, told_in_a_line
 
 PATH = Path(__file__).resolve().parents[1] / "tests" / "data" / "demo_trace.npz"
 EVERY = 4  # of the held-out list's prompts
@@ -49,7 +49,7 @@ class Trace:
             return cls(file["experts"], file["rows"], file["layers"], int(file["count"]))
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, experts=self.experts, rows=self.rows, layers=self.layers, count=np.uint8(self.count))
+        np.savez_compressed(path, experts=self.experts, rows=self.rows, layers=self.layers, count=np.uint16(self.count))
 
     def passes(self) -> Iterator[tuple[int, dict[int, list[int]]]]:
         """Each forward pass: its rows, and by layer the distinct experts that they chose, in increasing order."""
@@ -132,7 +132,7 @@ def replay(trace: Trace, cap: int) -> tuple[int, int]:
 def table(trace: Trace) -> str:
     lines = ["experts in memory, of each layer | share | hit rate while generating"]
     k = trace.experts.shape[2]
-    for cap in sorted({k, 6, 8, 12, 16, 20, 24, 28, trace.count}):
+    for cap in sorted({k, *(trace.count * eighths // 8 for eighths in range(1, 9))} - {0}):
         hits, misses = replay(trace, cap)
         lines.append(f"{cap:>3} of {trace.count} | {cap / trace.count:>4.0%} | {hits / (hits + misses):.1%}")
     return "\n".join(lines)
@@ -146,7 +146,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     if not args.table:
-        with Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine:
+        with (
+            told_in_a_line("trace_experts"),
+            Engine.open(Settings(model=args.model, cpu=True, threads=args.threads, ctx=2048)) as engine,
+        ):
             record(engine).save(args.out)
         print(f"{args.out}: {args.out.stat().st_size} bytes")
     print(table(Trace.load(args.out)))
