@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,14 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_list_of_kernels_is_whole(project_root: Path) -> None:
+    rows = [
+        line for line in (project_root / "shaders" / "README.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(path.stem for path in (project_root / "shaders").glob("*.comp"))
 
 
 @pytest.fixture(scope="module")
