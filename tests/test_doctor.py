@@ -15,6 +15,7 @@ from mimo_vk.disk_speed import measure
 from mimo_vk.errors import ReadError
 from mimo_vk.settings import Settings
 from mimo_vk.vulkan import listing
+from mimo_vk.vulkan.subnormals import flushes
 from tests.vulkan_device import software_device
 
 SUMMARY = """
@@ -91,9 +92,12 @@ def test_the_device_that_would_be_taken(monkeypatch: pytest.MonkeyPatch) -> None
     assert doctor.check_device("auto", True) == doctor.Finding(
         "device", True, "--device auto takes none: there is no GPU, and a CPU driver must be named"
     )
-    assert doctor.check_device("llvmpipe", True) == doctor.Finding(
-        "device", True, f"--device llvmpipe takes {named.describe()}; its results have the CPU's bits"
-    )
+    said = f"--device llvmpipe takes {named.describe()}; its results have the CPU's bits"
+    but = "; for dense layers it is not used, as it takes subnormal floats for zero"
+    assert doctor.check_device("llvmpipe", True) == doctor.Finding("device", True, said + but * flushes(named))
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "try_device", lambda info: True)
+        assert doctor.check_device("llvmpipe", True) == doctor.Finding("device", True, said + but)
     assert doctor.check_device("llvmpipe", False).text.endswith("; without kp it is not used")
     absent = doctor.check_device("radeon", True)
     assert absent.broken and "--device radeon: no such Vulkan device" in absent.text

@@ -293,7 +293,7 @@ def test_a_conversation_keeps_its_pictures(engine: Engine) -> None:
         text[at] = token
     assert same(session.prompt(ids, pictures=placed), engine.session().prompt(text))
     with pytest.raises(
-        ContextFull, match=r"the conversation has \d+ tokens \(419 for pictures; MIMO_MAX_IMAGE_TOKENS b"
+        ContextFull, match=r"has \d+ tokens \(419 for pictures\), and the context holds 400: MIMO_MAX_IMAGE_TOKENS=13 w"
     ):
         list(talk.ask("Big?", think=False, pictures=[png("red", 640, 640)]))
     decision = decide(engine, session, talk, "Is it?", ("yes", "no"), pictures=[BRIGHT])
