@@ -19,10 +19,9 @@ bool too_small(float x) {
     return (floatBitsToUint(x) & 0x7FFFFFFFu) < LEAST_BITS;
 }
 
-// Whether a word's sum, times its scale, is too small though the sum is not zero, in any of 4 lanes.
-bool any_too_small(vec4 sum, vec4 scaled) {
-    bvec4 small = lessThan(floatBitsToUint(scaled) & 0x7FFFFFFFu, uvec4(LEAST_BITS));
-    return (small.x && sum.x != 0.0) || (small.y && sum.y != 0.0) || (small.z && sum.z != 0.0) || (small.w && sum.w != 0.0);
+// The bits of the words' sums times their scales without the signs, or more than LEAST_BITS where a sum is zero.
+uvec4 magnitudes(vec4 sums, vec4 scaled) {
+    return mix(floatBitsToUint(scaled) & 0x7FFFFFFFu, uvec4(NOT_A_NUMBER), equal(sums, vec4(0.0)));
 }
 
 // The lane quad at a place in the tree's order: its 3 bits reversed.
@@ -101,7 +100,7 @@ float scale_of(uint scales, int index) {
     {                                                                           \
         precise vec4 sum = word_product(codes[code_at + 8 * r], x);             \
         precise vec4 scaled = sum * vec4(scale_of(scale, r));                   \
-        if (FLUSHES != 0) inexact = inexact || any_too_small(sum, scaled);      \
+        if (FLUSHES != 0) smallest = min(smallest, magnitudes(sum, scaled));    \
         acc[r] = acc[r] + scaled;                                               \
     }
 
@@ -109,7 +108,7 @@ float scale_of(uint scales, int index) {
 void multiply(uint slot, uint row, uint tile, uint part, uint codes_at, uint scales_at, out float result[4]) {
     vec4 one[4], two[4], four[4], total[4];  // partial sums of the tree: 2, 4 and 8 lane quads wait for their other half
     uint code_base = slot * slot_stride, scale_base = 4 * code_base;
-    bool inexact = false;
+    uvec4 smallest = uvec4(NOT_A_NUMBER);
     for (uint t = 0; t < 8; t++) {
         precise vec4 acc[4];
         for (int r = 0; r < 4; r++) acc[r] = vec4(0.0);
@@ -132,6 +131,7 @@ void multiply(uint slot, uint row, uint tile, uint part, uint codes_at, uint sca
             total[r] = sum;
         }
     }
+    bool inexact = any(lessThan(smallest, uvec4(LEAST_BITS)));
     for (int r = 0; r < 4; r++) {
         precise vec2 pair = total[r].xy + total[r].zw;
         precise float sum = pair.x + pair.y;
