@@ -50,7 +50,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_server(tiny_checkpoint: Path) -> Iterator[LiveServer]:
     """A server with the small checkpoint and 512 tokens of context. Shared: a test leaves it idle."""
-    with serving(tiny_checkpoint, "--ctx", "512", env={"MIMO_BACKEND": "numpy"}) as server:
+    with serving(tiny_checkpoint, "--ctx", "512") as server:
         yield server
 
 

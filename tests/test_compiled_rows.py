@@ -146,7 +146,7 @@ def test_attention_at_the_released_dimensions() -> None:
 
 ASSEMBLY = """
 import numpy as np
-from cpu_fallback import attention_kernels, compiled_attention, compiled_rows
+from cpu_fallback import attention_kernels, compiled_attention, compiled_rows, compiled_vision
 
 x = np.ones((2, 64), np.float32)
 compiled_rows.rms_norm(x, x[0], 1e-5)
@@ -155,8 +155,13 @@ compiled_rows.rope(x[None], x[:1, :16].copy(), x[:1, :16].copy())
 compiled_rows.weighted_sum(x[None], x[:1, :2].copy())
 block, cache = np.ones((1, 2, 64), np.float32), np.ones((2, 1, 64), np.float32)
 compiled_rows.attention(block, block, block, cache, cache, 0, None, None)
+compiled_vision.layer_norm(x, x[0], 1e-5)
+compiled_vision.gelu(x)
+patches = np.ones((3, 2, 64), np.float32)
+compiled_vision.patch_attention(patches, patches, patches, 0, 1, x[0, :2].copy(), "key0")
 functions = [compiled_rows.norm_rows, compiled_rows.swiglu_range, compiled_rows.rope_rows, compiled_rows.sum_rows]
 functions += [compiled_attention.attend_part, attention_kernels.score_kernels(2)[1]]
+functions += [compiled_vision.layer_norm_rows, compiled_vision.gelu_range, compiled_vision.attend_patches]
 for function in functions:
     (code,) = function.inspect_asm().values()
     print(code, "END OF FUNCTION")
@@ -173,7 +178,7 @@ def test_no_product_is_fused(tmp_path: Path, project_root: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     functions = done.stdout.split("END OF FUNCTION")[:-1]
-    assert len(functions) == 6
+    assert len(functions) == 9
     for code in functions:
         assert re.search(r"\b(v?mul[sp]s|fmul)\b", code)
         assert not re.search(r"\b(vfn?m(add|sub)\w*|fn?m(add|sub)|fml[as])\b", code)

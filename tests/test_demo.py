@@ -92,7 +92,7 @@ def test_the_held_out_list_on_the_compiled_path(outcomes):
 @pytest.mark.parametrize(
     ("every", "changes"),
     [
-        pytest.param(20, {"backend": "numpy"}, id="numpy"),
+        pytest.param(60, {"backend": "numpy"}, id="numpy"),
         pytest.param(10, {"cpu": False, "device": "llvmpipe", "tier_gb": 0.001}, id="device"),
     ],
 )

@@ -32,8 +32,6 @@ def expected(tiny_checkpoint: Path) -> bytes:
         {"chunk": 200},
         {"cap": 4},
         {"cap": 5, "chunk": 200},
-        {"cap": 16},
-        {"threads": 1},
         {"threads": 2},
         {"direct": False},
         {"read_threads": 1},

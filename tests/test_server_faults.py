@@ -118,7 +118,8 @@ def test_the_models_death_is_one_requests_503(tiny_checkpoint: Path) -> None:
 
 
 def test_health_answers_during_a_long_prefill(tiny_server: LiveServer) -> None:
-    connection = raw_post(tiny_server, "/v1/completions", {"prompt": [7] * 500, "max_tokens": 1})
+    prompts = [[7 + i] * 500 for i in range(32)]  # seconds of reading
+    connection = raw_post(tiny_server, "/v1/completions", {"prompt": prompts, "max_tokens": 1})
     tiny_server.wait_metric("requests_running", 1)
     times: list[float] = []
     while len(times) < 30 and tiny_server.metric("requests_running") == 1:

@@ -56,7 +56,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -106,7 +106,7 @@ def test_completions_with_something_wrong(echo_server: LiveServer, body: dict[st
     send(echo_server, "/v1/completions", body)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/systemone"]),
     body=st.binary(max_size=60),
@@ -124,7 +124,7 @@ def test_the_description_itself(echo_server: LiveServer) -> None:
     assert len(operations) >= 9
     for operation in operations:
 
-        @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy())
         def ask(case: Any) -> None:
             response = case.call()
