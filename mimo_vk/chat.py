@@ -8,7 +8,8 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -19,7 +20,7 @@ from mimo_vk.engine import Engine
 from mimo_vk.errors import Cancelled, MimoError, UsageError
 from mimo_vk.output import report
 from mimo_vk.picture_paths import naming, read_picture, split_line
-from mimo_vk.progress import Progress
+from mimo_vk.progress import READING, Progress, Report, ticking, watchers
 from mimo_vk.settings import Settings
 from mimo_vk.stream import Content, Event, Reasoning
 from mimo_vk.talk import Local, Talk
@@ -157,12 +158,13 @@ class Chat:
 
     def _answer(self, line: str, stopped: Interruptible | None) -> None:
         """One turn, written as it comes."""
-        with Progress() as progress:
-            paths, text, how = _turn(line, progress)
-            with naming(paths):
-                for event in self._talk.ask(text, think=self.think, cancel=stopped, **how):
-                    progress.clear()
-                    self._screen.event(event)
+        paths, text, how = _turn(line)
+        with Progress() as progress, naming(paths), ExitStack() as reading:
+            note = reading.enter_context(_shown(progress))
+            for event in self._talk.ask(text, think=self.think, cancel=stopped, **how, **watchers(note)):
+                reading.close()
+                progress.clear()
+                self._screen.event(event)
         reason = self._talk.finish_reason
         self._screen.end_line(force=reason == "cancelled")  # the terminal has put a ^C where the cursor stood
         if self._screen.terminal and reason == "cancelled":
@@ -173,10 +175,9 @@ class Chat:
     def _decide(self, line: str, stopped: Interruptible | None) -> None:
         """One closed question."""
         try:
-            with Progress() as progress:
-                paths, text, how = _turn(line, progress)
-                with naming(paths):
-                    decision = self._talk.decide(text, self._options, cancel=stopped, **how)
+            paths, text, how = _turn(line)
+            with Progress() as progress, naming(paths), _shown(progress) as note:
+                decision = self._talk.decide(text, self._options, cancel=stopped, **how, **watchers(note))
         except Cancelled:
             self._screen.end_line(force=True)
             self._screen.note("stopped")
@@ -184,26 +185,16 @@ class Chat:
         self._screen.lines(decision.lines(bars=self._screen.terminal))
 
 
-def _turn(line: str, progress: Progress) -> tuple[list[Path], str, dict[str, Any]]:
-    """A line's pictures, its text; their bytes and who watches. Errors: UsageError for a path that leads nowhere."""
+def _turn(line: str) -> tuple[list[Path], str, dict[str, Any]]:
+    """A line's pictures, its text; their bytes. Errors: UsageError for a path that leads nowhere."""
     paths, text = split_line(line)
-    how: dict[str, Any] = {"on_progress": _shown(progress, "reading the prompt")}
-    if paths:
-        how |= {
-            "pictures": [read_picture(path) for path in paths],
-            "on_picture": _shown(progress, "seeing the picture"),
-        }
-    return paths, text, how
+    return paths, text, {"pictures": [read_picture(path) for path in paths]} if paths else {}
 
 
-def _shown(progress: Progress, what: str) -> Callable[[int, int], None]:
-    """How far something has come, for whoever watches."""
-
-    def on_progress(done: int, total: int) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            progress(what, done, total)
-
-    return on_progress
+def _shown(progress: Progress) -> AbstractContextManager[Report]:
+    """How far the reading of a line has come, for whoever watches."""
+    watched = sys.stderr is not None and sys.stderr.isatty()
+    return ticking(progress if watched else None, READING)
 
 
 class Screen:

@@ -7,29 +7,53 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
+from typing import Any
 
 QUIET_SECONDS = 2.0
 TERMINAL_SECONDS = 0.2  # between two updates of the line
 PIPED_SECONDS = 30.0  # between two lines in a log
 
 
+Report = Callable[[str, int, int], None]  # what is done, how far it is, of how much: 0 where that isn't known
+
+
 @contextlib.contextmanager
-def ticking(progress: Callable[[str, int, int], None] | None, what: str) -> Iterator[None]:
-    """Tell ``progress`` of work that can't say how far it is, from a thread beside it (with a total of 0)."""
-    done = threading.Event()
+def ticking(progress: Report | None, what: str) -> Iterator[Report]:
+    """Tell ``progress`` twice a second, from a thread beside the work, what goes on: the seconds count even where the
+    work hasn't said yet how far it is, or says so seldom. Yields what takes note of how far it is."""
+    done, state = threading.Event(), [(what, 0, 0)]
 
     def tick() -> None:
         while progress is not None and not done.wait(0.5):
-            progress(what, 0, 0)
+            progress(*state[-1])
+
+    def note(what: str, part: int, whole: int) -> None:
+        state[:] = [(what, part, whole)]
+        if progress is not None:
+            progress(what, part, whole)
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
-        yield
+        yield note
     finally:
         done.set()
         thread.join()
+
+
+READING, SEEING = "reading the prompt", "seeing the picture"
+
+
+def watchers(note: Report) -> dict[str, Any]:
+    """What a session tells how far it has come with a prompt."""
+    return {"on_progress": partial(_unfinished, note, READING), "on_picture": partial(_unfinished, note, SEEING)}
+
+
+def _unfinished(note: Report, what: str, done: int, total: int) -> None:
+    if done < total:  # at its end there is nothing to wait for
+        note(what, done, total)
 
 
 class Progress:

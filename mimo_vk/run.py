@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mimo_vk.npy import NpyFile
 from mimo_vk.output import report, to_stderr
 from mimo_vk.picture_paths import naming, read_picture
 from mimo_vk.pictures import NONE, Picture, Pictures, bare, user_message
-from mimo_vk.progress import Progress
+from mimo_vk.progress import READING, Progress, ticking, watchers
 from mimo_vk.room import advice, ways
 from mimo_vk.sampling import Sampler
 from mimo_vk.session import Session
@@ -137,17 +137,15 @@ def read(
     engine: Engine, session: Session, ids: list[int], pictures: Pictures, dump: NpyFile, progress: Progress
 ) -> F32:
     """Read the prompt, every position's logits into the file where one is wanted; the last one's [1, V]."""
+    with ticking(progress, READING) as note:
+        logits = _read(engine, session, ids, pictures, dump, watchers(note))
+    progress.clear()
+    return logits
 
-    def watch(what: str) -> Callable[[int, int], None]:
-        def shown(done: int, total: int) -> None:
-            if done < total:
-                progress(what, done, total)
-            else:
-                progress.clear()
 
-        return shown
-
-    watchers: Any = {"on_progress": watch("reading the prompt"), "on_picture": watch("seeing the picture")}
+def _read(
+    engine: Engine, session: Session, ids: list[int], pictures: Pictures, dump: NpyFile, watchers: dict[str, Any]
+) -> F32:
     if not dump.wanted:
         return session.prompt(ids, pictures=pictures, **watchers)
     last: F32 | None = None

@@ -185,6 +185,7 @@ def test_ctrl_c_ends_a_decision_or_a_prompt_s_reading_and_no_more(echo_server: L
         echo_server.wait_metric("requests_running", 1)
         terminal.type(CTRL_C)
         terminal.wait_for("stopped")
+        terminal.wait_for("> ")  # typed before it, the line would be seen twice
         terminal.type("Hello?\r")
         terminal.wait_for("\nHello?")
         terminal.wait_for("> ")
