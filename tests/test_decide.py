@@ -159,7 +159,7 @@ def test_ctrl_c_stops_a_decision() -> None:
         terminal.type("/decide yes | no\r")
         terminal.wait_for("decide> ")
         terminal.type("Is it?\r")
-        terminal.wait_for("reading the prompt, 2 s")  # of the 3 that this engine takes; before, it might still be typing
+        terminal.wait_for("reading the prompt, 2 s")  # of 3; before, the line might not be read yet
         terminal.type(CTRL_C)
         terminal.wait_for("stopped")
         terminal.wait_for("decide> ")
