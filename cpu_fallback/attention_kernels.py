@@ -12,8 +12,7 @@ and the last round without a key are never summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +23,22 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cpu_fallback.jit import jit
-from cpu_fallback.vector_ir import F32, FLOATS, I64, WIDTH, Builder, Value, add, broadcast, const, function, load, store
+from cpu_fallback.vector_ir import (
+    F32,
+    FLOATS,
+    I64,
+    WIDTH,
+    Builder,
+    Value,
+    add,
+    broadcast,
+    const,
+    function,
+    load,
+    pointer_at,
+    span,
+    store,
+)
 
 LANES = 32
 PLANE_ROW = 4 * WIDTH  # bytes of one dimension of a plane of q, or of one key's scores
@@ -63,26 +77,6 @@ def score_tile(b: Builder, rounds: int, planes: Sequence[Value], keys: Sequence[
     return [stack[0] for stack in stacks]
 
 
-def pointer(b: Builder, table: Value, index: Value) -> Value:
-    return load(b, b.add(table, b.mul(index, const(8))), I64)
-
-
-@contextmanager
-def span(b: Builder, first: Value, last: Value, step: int) -> Iterator[Value]:
-    """Emit the body once, run it for first, first + step, ... while below ``last``."""
-    before, head, body, after = b.block, *(b.append_basic_block(name) for name in ("head", "body", "after"))
-    b.branch(head)
-    b.position_at_end(head)
-    index = b.phi(I64)
-    index.add_incoming(first, before)
-    b.cbranch(b.icmp_signed("<", index, last), body, after)
-    b.position_at_end(body)
-    yield index
-    index.add_incoming(b.add(index, const(step)), b.block)
-    b.branch(head)
-    b.position_at_end(after)
-
-
 def slot(b: Builder, place: Value, rounds: Value) -> Value:
     """The offset in a plane of scores of the key at that place."""
     lane, at = b.and_(place, const(LANES - 1)), b.lshr(place, const(5))
@@ -99,7 +93,7 @@ def emit_scores(width_rounds: int, planes: int) -> Callable[[Builder, Sequence[V
         rows = [b.add(scores, b.mul(plane_bytes, const(p))) for p in range(planes)]
 
         def some_keys(first: Value, keys: int) -> None:
-            addresses = [pointer(b, table, b.add(first, const(j))) for j in range(keys)]
+            addresses = [pointer_at(b, table, b.add(first, const(j))) for j in range(keys)]
             offsets = [slot(b, b.add(first_lane, b.add(first, const(j))), rounds) for j in range(keys)]
             sums = score_tile(b, width_rounds, qs, addresses)
             for p in range(planes):
@@ -144,7 +138,7 @@ def emit_gather(b: Builder, args: Sequence[Value]) -> None:
     table, first, count, vectors, out = args
     row_bytes = b.mul(vectors, const(PLANE_ROW))
     with span(b, first, count, LANES) as j:
-        row = pointer(b, table, j)
+        row = pointer_at(b, table, j)
         target = b.add(out, b.mul(b.lshr(b.sub(j, first), const(5)), row_bytes))
         with span(b, const(0), row_bytes, PLANE_ROW) as offset:
             store(b, load(b, b.add(row, offset), FLOATS), b.add(target, offset))

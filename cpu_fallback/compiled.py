@@ -98,7 +98,7 @@ class CompiledOps:
         self.mxfp4 = FORMAT_MXFP4_PORTABLE if portable else FORMAT_MXFP4
         self.kernels = kernel_addresses()
         self.entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # addresses, as long as the matrix lives
-        self.pairs: dict[int, tuple[Index, Index]] = {}
+        self.rows: tuple[Index, Index] = (np.zeros(0, np.int32), np.zeros(0, np.int32))
 
     def entry(self, key: Any, make: Callable[[Any], Any]) -> Any:
         found = self.entries.get(key)
@@ -107,11 +107,10 @@ class CompiledOps:
         return found
 
     def rows_of_one(self, n: int) -> tuple[Index, Index]:
-        """matrix_of and row_of for n rows of x and one matrix; kept, as n repeats."""
-        found = self.pairs.get(n)
-        if found is None:
-            found = self.pairs[n] = np.zeros(n, np.int32), np.arange(n, dtype=np.int32)
-        return found
+        """matrix_of and row_of for n rows of x and one matrix: the beginnings of those for the most rows so far."""
+        if n > len(self.rows[0]):
+            self.rows = np.zeros(n, np.int32), np.arange(n, dtype=np.int32)
+        return self.rows[0][:n], self.rows[1][:n]
 
     def linear(self, matrix: Matrix, x: F32) -> F32:
         fmt, table, rows, columns = self.entry(matrix, linear_entry)

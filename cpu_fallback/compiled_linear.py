@@ -213,7 +213,7 @@ def store_block(result, count, n, paired, out, begin, first):  # type: ignore[no
 
 @jit()
 def part_of(count, part, parts):  # type: ignore[no-untyped-def]
-    """Where the part begins when ``count`` rows are cut into parts of whole groups of 8."""
+    """Where the part begins when ``count`` rows are cut into parts of whole groups of DIRECT_ROWS."""
     blocks = (count + DIRECT_ROWS - 1) // DIRECT_ROWS
     return min(count, blocks * part // parts * DIRECT_ROWS)
 

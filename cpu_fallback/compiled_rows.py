@@ -47,6 +47,17 @@ def embed(table: MatrixBF16, ids: Ids) -> F32:
 
 
 @jit()
+def fold(lanes: Any) -> Any:
+    """The tree of 32 lanes, in place: lane l takes l+16, then l+8, l+4, l+2, l+1."""
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            lanes[lane] = lanes[lane] + lanes[lane + half]
+        half //= 2
+    return lanes[0]
+
+
+@jit()
 def norm_rows(first: Any, last: Any, x: Any, weight: Any, inverse: Any, eps: Any, out: Any) -> None:
     width = x.shape[1]
     whole = width // LANES * LANES
@@ -56,12 +67,7 @@ def norm_rows(first: Any, last: Any, x: Any, weight: Any, inverse: Any, eps: Any
         square_lanes(x[i].ctypes.data, whole // LANES, lanes.ctypes.data)
         for lane in range(width - whole):
             lanes[lane] = lanes[lane] + x[i, whole + lane] * x[i, whole + lane]
-        half = LANES // 2
-        while half:
-            for lane in range(half):
-                lanes[lane] = lanes[lane] + lanes[lane + half]
-            half //= 2
-        root = rsqrt(lanes[0] * inverse + eps)
+        root = rsqrt(fold(lanes) * inverse + eps)
         for c in range(width):
             out[i, c] = (x[i, c] * root) * weight[c]
 

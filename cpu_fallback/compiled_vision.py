@@ -17,7 +17,7 @@ from cpu_fallback.attention_kernels import LANES, PLANE_ROW, score_kernels, scor
 from cpu_fallback.compiled_attention import DEPTH, NO_SINK, SERIAL_WORK, addresses_of, lane_tree, sum_values, weigh
 from cpu_fallback.compiled_elementary import exp, reciprocal, rsqrt
 from cpu_fallback.compiled_elementary import gelu as gelu_of
-from cpu_fallback.compiled_rows import shares
+from cpu_fallback.compiled_rows import fold, shares
 from cpu_fallback.elementary import INFINITY, ZERO
 from cpu_fallback.jit import jit
 from cpu_fallback.row_kernels import square_lanes
@@ -43,16 +43,6 @@ def add_row(x: F32, row: F32) -> F32:
     out = np.empty_like(x)
     add_row_to(x, row, out)
     return out
-
-
-@jit()
-def fold(lanes: Any) -> Any:
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            lanes[lane] = lanes[lane] + lanes[lane + half]
-        half //= 2
-    return lanes[0]
 
 
 @jit()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo_vk.formats import (
+    E8M0,
     F32,
     FP8_BLOCK,
     MXFP4_BLOCK,
@@ -30,7 +31,6 @@ TILE_ROWS = 128
 TILE_WORDS = 512  # a multiple of 32; one column of a tile is 256 KiB of float32
 MXFP4_UNIT = np.float32(2.0**126)  # an e2m1 code put into a float32's exponent and fraction is 2^-126 of its value
 FP8_UNIT = np.float32(2.0**120)
-E8M0 = np.concatenate([np.ldexp(np.float32(1), np.arange(255) - 127), [np.nan]]).astype(np.float32)
 
 
 def tree(lanes: F32) -> F32:

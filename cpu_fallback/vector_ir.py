@@ -83,23 +83,32 @@ def shuffle_bytes(b: Builder, first: Value, second: Value, order: Sequence[int])
     return b.shuffle_vector(first, second, indices(order))
 
 
+def pointer_at(b: Builder, table: Value, index: Value) -> Value:
+    """The address that stands at a place of a table of addresses."""
+    return load(b, b.add(table, b.mul(index, const(8))), I64)
+
+
 @contextmanager
-def loop(b: Builder, count: Value) -> Iterator[Value]:
-    """Emit the body once, run it ``count`` times (0 is fine); yields the index."""
-    before = b.block
-    head = b.append_basic_block("head")
-    body = b.append_basic_block("body")
-    after = b.append_basic_block("after")
+def span(b: Builder, first: Value, last: Value, step: int) -> Iterator[Value]:
+    """Emit the body once, run it for first, first + step, ... while below ``last``; yields the index."""
+    before, head, body, after = b.block, *(b.append_basic_block(name) for name in ("head", "body", "after"))
     b.branch(head)
     b.position_at_end(head)
     index = b.phi(I64)
-    index.add_incoming(const(0), before)
-    b.cbranch(b.icmp_signed("<", index, count), body, after)
+    index.add_incoming(first, before)
+    b.cbranch(b.icmp_signed("<", index, last), body, after)
     b.position_at_end(body)
     yield index
-    index.add_incoming(b.add(index, const(1)), b.block)
+    index.add_incoming(b.add(index, const(step)), b.block)
     b.branch(head)
     b.position_at_end(after)
+
+
+@contextmanager
+def loop(b: Builder, count: Value) -> Iterator[Value]:
+    """The same ``count`` times (0 is fine), from 0 on."""
+    with span(b, const(0), count, 1) as index:
+        yield index
 
 
 def function(module: Any, name: str, arguments: int, emit: Callable[[Builder, Sequence[Value]], None]) -> Value:

@@ -48,6 +48,7 @@ from cpu_fallback.vector_ir import (
     indices,
     load,
     loop,
+    pointer_at,
     store,
 )
 
@@ -59,10 +60,6 @@ TOGETHER = 2  # groups of lanes whose instructions ``direct`` interleaves
 DIRECT_COUNTS = (1, 2, 4)  # rows of x that ``direct`` takes; 4 where decoding costs next to nothing
 PAIR = 2  # decoded rows in a tile
 TILE_ROWS = (1, 2, 4)  # rows of x in a tile
-
-
-def pointer_at(b: Builder, table: Value, index: Value) -> Value:
-    return load(b, b.add(table, b.mul(index, const(8))), I64)
 
 
 def chain(b: Builder, p: Value | None, weight: Value, x: Value) -> Value:

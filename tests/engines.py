@@ -28,7 +28,7 @@ def make_flash(out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     find = make_checkpoint.find_geometry
     with monkeypatch.context() as patch:
-        words = {"vocab": TINY.vocab, "base_tokens": TINY.base_tokens}
+        words: dict[str, Any] = {"vocab": TINY.vocab, "base_tokens": TINY.base_tokens}
         patch.setattr(make_checkpoint, "find_geometry", lambda *asked: replace(find(*asked), **words))
         make_checkpoint.make(out, "flash-slice", layers=2, experts=8)
     return out
