@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import json
 import re
@@ -66,7 +67,9 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any], cancel: Cancel | None = None) -> Any:
         """A POST's answer. Cancelled if told to stop."""
-        return self._wait(self._call("POST", path, json=body), cancel).json()
+        response = self._wait(self._call("POST", path, json=body), cancel)
+        with understood(self.url):
+            return response.json()
 
     def events(self, path: str, body: dict[str, Any], cancel: Cancel | None = None) -> Iterator[dict[str, Any]]:
         """The objects of a POST's event stream. Leaving early, or being told to, ends the request."""
@@ -77,9 +80,10 @@ class Client:
                 if line == "data: [DONE]":
                     return
                 if line.startswith("data: "):
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        raise MimoError(f"{self.url}: {event['error']['message']}")
+                    with understood(self.url):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise MimoError(f"{self.url}: {event['error']['message']}")
                     yield event
             raise MimoError(f"{self.url}: the answer broke off")
         finally:
@@ -163,7 +167,9 @@ class Remote:
         failed = True
         try:
             for event in self._client.events("/v1/chat/completions", {**body, **self._sampling}, cancel):
-                yield from self._pieces(event, answer)
+                with understood(self._client.url):
+                    pieces = self._pieces(event, answer)
+                yield from pieces
             failed = False
         except Cancelled:
             self.finish_reason = "cancelled"
@@ -176,8 +182,9 @@ class Remote:
                 kept = {key: value for key, value in answer.items() if value or key == "content"}
                 self.messages = [*turns, {"role": "assistant", **kept}]
 
-    def _pieces(self, event: dict[str, Any], answer: dict[str, str]) -> Iterator[Event]:
+    def _pieces(self, event: dict[str, Any], answer: dict[str, str]) -> list[Event]:
         """What one object of the stream adds to the answer."""
+        pieces: list[Event] = []
         if event.get("usage"):
             self._used = event["usage"]["total_tokens"]
         for choice in event["choices"]:
@@ -185,7 +192,8 @@ class Remote:
             for key, kind in (("reasoning_content", Reasoning), ("content", Content)):
                 if piece := choice["delta"].get(key):
                     answer[key] += piece
-                    yield kind(piece)
+                    pieces.append(kind(piece))
+        return pieces
 
     def decide(
         self,
@@ -206,10 +214,10 @@ class Remote:
         if assets:
             body["assets"] = assets
         reply = self._client.post("/v1/systemone", body, cancel)
-        found, usage = reply["answers"]["q"]["probabilities"], reply["usage"]
-        return Decision(
-            options, tuple(found[option] for option in options), usage["input_tokens"], usage["output_tokens"]
-        )
+        with understood(self._client.url):
+            found, usage = reply["answers"]["q"]["probabilities"], reply["usage"]
+            shares = tuple(float(found[option]) for option in options)
+            return Decision(options, shares, usage["input_tokens"], usage["output_tokens"])
 
     def reset(self) -> None:
         self.messages, self._used = [], 0
@@ -232,6 +240,15 @@ class Remote:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def understood(url: str) -> Iterator[None]:
+    """An answer is read: MimoError where it isn't one of ``mimo-vk serve``."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise MimoError(f"{url}: this server's answer can't be read: is it another program's?") from None
 
 
 def _sent(turn: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,43 @@ def test_the_key_is_sent(tiny_checkpoint: Path) -> None:
             Remote(server.url, Settings())
         with Remote(server.url, Settings(api_key="schlüssel")) as remote:
             assert joined(remote.ask("Hi", think=False), Content) == "Hi"
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """Another program's server, which lists a model as well."""
+
+    said = ""
+
+    def do_GET(self) -> None:
+        self._send('{"data": [{"id": "other"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._send(self.said)
+
+    def _send(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def test_another_programs_answers_are_one_line_each() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Remote(f"http://127.0.0.1:{server.server_port}", Settings()) as remote:
+            for said in ("data: {broken\n\n", "data: []\n\n", 'data: {"choices": 5}\n\n', 'data: {"error": "no"}\n\n'):
+                Foreign.said = said
+                with pytest.raises(MimoError, match="this server's answer can't be read"):
+                    list(remote.ask("Hi", think=False))
+            for said in ("<html>", "[]", '{"answers": {"q": null}, "usage": {}}'):
+                Foreign.said = said
+                with pytest.raises(MimoError, match="this server's answer can't be read"):
+                    remote.decide("Is it?", ("yes", "no"))
+            assert remote.messages == []
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
