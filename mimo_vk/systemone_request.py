@@ -20,6 +20,7 @@ Where = tuple[str | int, ...]
 
 MAX_QUESTIONS = 64
 MAX_OPTIONS = 255
+MAX_ASSETS = 1000  # each is looked for in every text
 MAX_DEPTH = 64  # of lists and objects within each other
 _FIELDS = ("state", "questions", "model", "prefix", "pin_state", "normalize", "assets")
 _HARMLESS = ("user", "metadata", "store")
@@ -157,6 +158,9 @@ class _Reader:
         if not isinstance(found, dict):
             self.fault(loc, f"expected an object of pictures by placeholder, found {_kind(found)}", "dict_type")
             found = {}
+        if len(found) > MAX_ASSETS:
+            self.fault(loc, f"expected at most {MAX_ASSETS} pictures, found {len(found)}", "too_long")
+            return {}
         used = [item.get("part") for item in found.values() if isinstance(item, dict)]
         for name in parts:
             if name not in used:

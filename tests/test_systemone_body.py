@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typesafe_sdk._core.multipart import Part, encode_multipart
 
 from mimo_vk.server.errors import ApiError
-from mimo_vk.server.systemone_body import decoded, decompressed, parse_json, split_form, zstd
+from mimo_vk.server.systemone_body import MAX_FRAMES, MAX_PARTS, decoded, decompressed, parse_json, split_form, zstd
 from mimo_vk.systemone_request import InvalidRequest
 
 BODY = {"state": "Grüße 🙂", "questions": {}}
@@ -47,6 +47,19 @@ def test_a_form_with_pictures_gives_the_request_that_names_them() -> None:
 def test_several_frames_are_one_body() -> None:
     assert decompressed("zstd", zstd.compress(b"one ") + zstd.compress(b"") + zstd.compress(b"two")) == b"one two"
     assert decompressed("zstd", zstd.compress(b"")) == b""
+
+
+def test_a_body_in_more_pieces_than_anyone_sends_is_refused() -> None:
+    """Each frame's rest is copied, each part's head parsed: a small body of many would keep the server for hours."""
+    empty = zstd.compress(b"")
+    assert decompressed("zstd", zstd.compress(JSON) + empty * (MAX_FRAMES - 1)) == JSON
+    with pytest.raises(InvalidRequest, match=f"the body has more than {MAX_FRAMES} zstd frames"):
+        decompressed("zstd", empty * (MAX_FRAMES + 1))
+    headers, data = form(REQUEST, *(Part(f"p{i}", "image/png", b"") for i in range(MAX_PARTS - 1)))
+    assert len(decoded(headers, data)[1]) == MAX_PARTS - 1
+    headers, data = form(REQUEST, *(Part(f"p{i}", "image/png", b"") for i in range(MAX_PARTS)))
+    with pytest.raises(InvalidRequest, match=f"the form has more than {MAX_PARTS} parts"):
+        decoded(headers, data)
 
 
 def test_the_limit_holds_for_what_comes_out() -> None:

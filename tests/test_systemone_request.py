@@ -77,6 +77,7 @@ def test_null_equals_absent_and_harmless_fields_are_taken() -> None:
         ({"normalize": "max"}, ("normalize",), "literal_error", 'found "max"'),
         ({"normalize": ["sum"]}, ("normalize",), "literal_error", "found an array"),
         ({"assets": []}, ("assets",), "dict_type", "expected an object of pictures by placeholder, found an array"),
+        ({"assets": {f"{i}": {} for i in range(1001)}}, ("assets",), "too_long", "at most 1000 pictures, found 1001"),
         ({"assets": {"x": 1}}, ("assets", "x"), "model_attributes_type", "expected an object, found a number"),
         ({"assets": {"x": {"type": "image"}}}, ("assets", "x"), "missing", "data_base64 or part"),
         ({"assets": {"": {"part": "a"}}}, ("assets", ""), "too_short", "expected a placeholder"),

@@ -23,6 +23,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd as zstd
 
+MAX_FRAMES = 100  # what is behind a frame is copied for the next one: empty frames in 32 MiB would take hours
+MAX_PARTS = 1000  # of a form: the JSON and its pictures. A quarter of a second
 _WINDOW_LOG = 25  # a compressed body may refer back as far as the largest body is long
 
 
@@ -49,7 +51,7 @@ def decompressed(encoding: str, data: bytes, limit: int = LIMIT) -> bytes:
     if encoding != "zstd":
         raise ApiError(415, f"the Content-Encoding {encoding[:40]!r} is not supported, only zstd is", code="encoding")
     out = b""
-    while data or not out:  # frame by frame
+    for _ in range(MAX_FRAMES):
         decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
         try:
             out += decoder.decompress(data, limit + 1 - len(out))
@@ -61,13 +63,15 @@ def decompressed(encoding: str, data: bytes, limit: int = LIMIT) -> bytes:
             _refuse("zstd_invalid", "the body is not valid zstd: it ends too early")
         data = decoder.unused_data
         if not data:
-            break
-    return out
+            return out
+    _refuse("zstd_invalid", f"the body has more than {MAX_FRAMES} zstd frames")
 
 
 def split_form(data: bytes, boundary: bytes) -> Iterator[tuple[str, bytes]]:
     """The name and content of each part of a multipart/form-data body (RFC 7578)."""
     _, *parts = (b"\r\n" + data).split(b"\r\n--" + boundary)
+    if len(parts) - 1 > MAX_PARTS:
+        _refuse("multipart_invalid", f"the form has more than {MAX_PARTS} parts")
     for part in parts:
         if part.startswith(b"--"):
             return
