@@ -14,7 +14,7 @@ from mimo_vk.server.chooser import Chooser
 from mimo_vk.server.completion_text import AnswerText, CompletionText
 from mimo_vk.server.logprobs import Scored, TokenLogprob, best, score, token_text
 from mimo_vk.server.messages import plain_messages
-from mimo_vk.server.schemas import ChatRequest, parse
+from mimo_vk.server.schemas import AssistantMessage, CalledFunction, ChatRequest, MessageToolCall, ToolMessage, parse
 from mimo_vk.server.stop_strings import StopFilter
 from mimo_vk.server.turns import Turns
 from mimo_vk.tokenizer import Tokenizer
@@ -266,3 +266,28 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     messages += [{"role": "tool", "tool_call_id": name, "content": name} for name in "cab"]
     wanted = parse(ChatRequest, {"messages": messages})
     assert [message["content"] for message in plain_messages(wanted.messages)] == ["", "a", "b", "c"]
+
+
+class Counted(str):
+    """Counts how often one is compared with another."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_results_find_their_calls_without_a_search() -> None:
+    """A body of 1 MB can hold 20,000 of each: a look at every call for every result would take half a minute."""
+    count = 500
+    calls = [
+        MessageToolCall.model_construct(id=Counted(i), function=CalledFunction(name="f"), type="function")
+        for i in range(count)
+    ]
+    answers = [ToolMessage.model_construct(role="tool", content=str(i), tool_call_id=Counted(i)) for i in range(count)]
+    asked = AssistantMessage.model_construct(role="assistant", tool_calls=calls)
+    _, *plain = plain_messages([asked, *reversed(answers)])
+    assert [message["content"] for message in plain] == [str(i) for i in range(count)]
+    assert Counted.compared <= 4 * count

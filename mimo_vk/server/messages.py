@@ -19,18 +19,19 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     call, and for a picture that isn't a data: URI.
     """
     out: list[dict[str, Any]] = []
-    calls: list[str] = []  # of the last assistant turn
-    results: list[tuple[int, dict[str, Any]]] = []
+    calls: dict[str, int] = {}  # of the last assistant turn: their places by their ids
+    results: dict[int, dict[str, Any]] = {}
     for i, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             place = _place(message, calls, f"messages[{i}].tool_call_id")
-            if any(place == other for other, _ in results):
+            if place in results:
                 raise bad_request(f"messages[{i}].tool_call_id", "this call has a result already")
-            results.append((place, _plain(message, f"messages[{i}]")))
+            results[place] = _plain(message, f"messages[{i}]")
             continue
         out += _in_order(results)
-        results = []
-        calls = [call.id for call in message.tool_calls or ()] if isinstance(message, AssistantMessage) else []
+        results = {}
+        made = (message.tool_calls or ()) if isinstance(message, AssistantMessage) else ()
+        calls = {call.id: place for place, call in reversed(list(enumerate(made)))}  # of two of one id the first
         out.append(_plain(message, f"messages[{i}]"))
     return out + _in_order(results)
 
@@ -44,15 +45,15 @@ def plain_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**without_nulls(tool), "function": without_nulls(tool["function"])} for tool in tools]
 
 
-def _place(message: ToolMessage, calls: list[str], where: str) -> int:
+def _place(message: ToolMessage, calls: dict[str, int], where: str) -> int:
     """Which of the calls a result answers: the template tells them apart by their order alone."""
     if message.tool_call_id not in calls:
         raise bad_request(where, "no call of the assistant's message before it has this id")
-    return calls.index(message.tool_call_id)
+    return calls[message.tool_call_id]
 
 
-def _in_order(results: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [message for _, message in sorted(results, key=lambda result: result[0])]
+def _in_order(results: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [results[place] for place in sorted(results)]
 
 
 def _plain(message: Any, where: str) -> dict[str, Any]:

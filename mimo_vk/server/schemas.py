@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -265,8 +266,8 @@ class ChatRequest(Sampled):
     @field_validator("tools")
     @classmethod
     def _names_differ(cls, tools: list[Tool] | None) -> list[Tool] | None:
-        names = [tool.function.name for tool in tools or ()]
-        again = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        names = Counter(tool.function.name for tool in tools or ())
+        again = next((name for name, count in names.items() if count > 1), None)
         if again is not None:
             raise ValueError(f"two functions have the name {again}")
         return tools

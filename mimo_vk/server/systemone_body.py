@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesParser
@@ -114,8 +115,7 @@ def parse_json(data: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        again = next(name for i, name in enumerate(names) if name in names[:i])
+        again = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"an object has two values named {again[:40]!r}")
     return found
 
