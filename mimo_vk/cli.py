@@ -226,16 +226,14 @@ class LineHandler(logging.Handler):
     """Log records as lines of the program's own, on whatever standard error is at the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        report(self.format(record))
+        report(f"{record.levelname.lower()}: {self.format(record)}")
 
 
 def start_log(level: str) -> None:
     """Log to standard error from ``level`` on."""
     root = logging.getLogger()
     if not any(isinstance(handler, LineHandler) for handler in root.handlers):
-        handler = LineHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        root.addHandler(handler)
+        root.addHandler(LineHandler())
     for name in ("mimo_vk", "cpu_fallback"):
         logging.getLogger(name).setLevel(level.upper())
 

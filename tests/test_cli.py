@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -76,6 +77,16 @@ def test_debug_shows_the_traceback(command: Any, capsys: pytest.CaptureFixture[s
     err = capsys.readouterr().err
     assert "Traceback (most recent call last):" in err
     assert err.splitlines()[-1] == "mimo-vk: ValueError: inside"
+
+
+def test_a_warning_reads_the_same_wherever_it_comes_from(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(settings: object, args: object) -> int:
+        logging.getLogger("mimo_vk").warning("old %s", "file")
+        return 0
+
+    command(main)
+    assert cli.main(["plan"]) == 0
+    assert capsys.readouterr().err == "mimo-vk: warning: old file\n"
 
 
 def test_a_command_gets_its_settings_and_gives_the_status(command: Any) -> None:
