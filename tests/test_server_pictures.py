@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ def test_the_context_is_checked_with_the_pictures_tokens(front: Front) -> None:
         prepared(front, user(image(big), image(big)))
     found = re.search(r"MIMO_MAX_IMAGE_TOKENS=(\d+) or --ctx (\d+) would have it", str(caught.value))
     assert found is not None
-    for more in ({"ctx": 512, "max_image_tokens": int(found[1])}, {"ctx": int(found[2])}):  # either of them does
-        roomy = Front(Settings(model=front_dir(front), **more))
+    small = Settings(model=front_dir(front), ctx=512)
+    for more in (replace(small, max_image_tokens=int(found[1])), replace(small, ctx=int(found[2]))):  # either does
+        roomy = Front(more)
         assert prepared(roomy, user(image(big), image(big))).job.choice.max_tokens == 8
     few = Front(Settings(model=front_dir(front), ctx=512, max_image_tokens=10))
     assert prepared(few, user(image(big), image(big))).job.pictures.items[0].tokens <= 10
