@@ -24,9 +24,8 @@ from mimo_vk.vulkan.client import DeviceClient
 from mimo_vk.vulkan.layout import SlotLayout
 from mimo_vk.vulkan.listing import Listing
 from mimo_vk.vulkan.tiered_experts import TieredExperts
-from tests.engines import PROMPT, open_engine
+from tests.engines import PROMPT, make_flash, open_engine
 from tests.vulkan_device import software_device
-from tools.make_checkpoint import make
 
 LONG = [(7 * i + i // 3) % 500 + 1 for i in range(80)]
 NGEN = 20
@@ -200,11 +199,10 @@ def test_results_that_overflow_on_the_device_alone(tiny_checkpoint: Path) -> Non
             assert found.tobytes() == other.model.experts(layer, x, ids, weights).tobytes()
 
 
-def test_true_flash_dimensions(tmp_path: Path) -> None:
-    make(tmp_path / "flash", "flash-slice", layers=2, experts=8)
-    found = []
+def test_true_flash_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = make_flash(tmp_path / "flash", monkeypatch), []
     for changes in ({"cpu": True}, {"cpu": False, "device": "llvmpipe", "tier_gb": 0.1, "tier_rate": 100}):
-        with open_engine(tmp_path / "flash", threads=1, **changes) as engine:
+        with open_engine(model, threads=1, **changes) as engine:
             found.append(answer(engine, PROMPT[:4], 3))
             if engine.tier is not None:
                 assert engine.tier.stats.hits > 10 and engine.tier.limit == 7
