@@ -20,8 +20,9 @@ class Terminal:
     def __init__(self, command: list[str], cwd: Path) -> None:
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
-            command, cwd=cwd, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_own_terminal
-        )
+            command, cwd=cwd, env={"TERM": "xterm", **os.environ}, stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True, preexec_fn=_own_terminal,
+        )  # fmt: skip
         os.close(slave)
         self.seen = ""
         self._waited = 0
